@@ -166,7 +166,8 @@ class Delivery:
         cards = [hardware.cards[share.uuid] for share in grant.shares]
         edits, version = self.merged_edits(cards)
         devices = [hardware.devices[device.uuid] for device in grant.devices]
-        edits = cdi.merge_edits([edits, *map(cdi.device_edits, devices), cdi.mps_edits(grant, cards)])
+        device_edits = map(cdi.device_edits, devices)
+        edits = cdi.merge_edits([edits, *device_edits, cdi.mps_edits(grant), cdi.kernel_limit_edits(grant, cards)])
         cdi.write_spec(self._folder, slot, cdi.build_spec(slot, grant, edits, version, devices))
 
 

@@ -19,7 +19,7 @@ import structlog
 import yaml
 from msgspec import Struct
 
-from cardwise.core.api import mps, names, shareagent
+from cardwise.core.api import isolation, mps, names, shareagent
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from cardwise.kube.wire import prepare_types
@@ -38,7 +38,6 @@ _GENERATE_REMEDY = (
     "create the spec again on the node with "
     "`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml --device-name-strategy=uuid`"
 )
-_KERNEL_LIMIT_MIN_DRIVER = 615
 _SAFE_MOUNT_OPTIONS = ("nosuid", "nodev", "noexec")
 _READ_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, yaml.YAMLError)
 _LIST_FIELDS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
@@ -70,11 +69,9 @@ def device_edits(device: OtherDevice) -> Edits:
     return {"deviceNodes": [_device_node(device_text, node.host, node.container) for node in nodes]}
 
 
-def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
+def mps_edits(grant: Grant) -> Edits:
     """The CDI edits that mount the socket of the grant's MPS daemon; for the share agent, folders with the daemon's
     state.
-
-    cards: the cards of the grant.
 
     A container sees only the daemon's socket. In the share agent's folders, an empty tmpfs hides the log, which names
     other pods, and the daemon's pipe folder, whose files the daemon locks and writes.
@@ -88,12 +85,20 @@ def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
                 *(_cover_mount(f"{container_folder}/{name}") for name in (mps.LOG, mps.PIPE)),
             ]
         return {"mounts": mounts}
-    edits: Edits = {
-        "mounts": [_bind_mount(f"{folder}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]
-    }
-    if grant.mps and len(cards) == 1 and not grant.shares[0].whole and _has_kernel_limit(cards[0]):
-        edits["env"] = [f"{names.ENV_GPU_MEMORY_LIMIT}={grant.shares[0].mem}"]
-    return edits
+    return {"mounts": [_bind_mount(f"{folder}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]}
+
+
+def kernel_limit_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
+    """The CDI edits by which the driver limits the memory of a container with a share of one card, with and without
+    MPS; empty for other grants, and where the driver cannot do it.
+
+    NVIDIA's container toolkit (1.20.1 and later) reads the limit, in MiB, from the container's environment.
+    """
+    if grant.is_agent or len(cards) != 1 or grant.shares[0].whole:
+        return {}
+    if not isolation.has_kernel_limit(cards[0].properties.get("driver", "")):
+        return {}
+    return {"env": [f"{names.ENV_GPU_MEMORY_LIMIT}={grant.shares[0].mem}"]}
 
 
 def _bind_mount(host: str, container: str, access: str) -> dict[str, Any]:
@@ -107,15 +112,6 @@ def _cover_mount(path: str) -> dict[str, Any]:
         "type": "tmpfs",
         "options": ["ro", "size=4k", *_SAFE_MOUNT_OPTIONS],
     }
-
-
-def _has_kernel_limit(card: GpuCard) -> bool:
-    """Whether the driver can limit the memory of processes in the kernel.
-
-    NVIDIA's container toolkit (1.20.1 and later) then sets the limit from the container's environment.
-    """
-    major = card.properties.get("driver", "").partition(".")[0]
-    return major.isdigit() and int(major) >= _KERNEL_LIMIT_MIN_DRIVER
 
 
 def _device_node(device_text: str, host: str, container: str) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from cardwise.core.api import classes, names
+import msgspec
+
+from cardwise.core.api import classes, isolation, names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values import wording
@@ -15,7 +17,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
-from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource
+from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource, IsolationStatus
+from deviceplugin.grants.access import Access
 from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
@@ -171,9 +174,35 @@ def is_owned(resource: ExtendedResource, node: str, node_uid: str) -> bool:
     return any((owner.api_version, owner.kind, owner.name, owner.uid) == node_owner for owner in owners)
 
 
-def build_status(health: Health, access: str, reported: Sequence[ContainerShare]) -> Json:
+def isolation_status(spec: Json, resource: ExtendedResource | None, access: str) -> IsolationStatus | None:
+    """The tiers of isolation of a card; None for a device other than a GPU.
+
+    resource: its ExtendedResource, which has the state of MPS; None if it does not exist yet.
+    access: how containers get cards on this node, a value of `Access`.
+    """
+    if spec["kind"] != classes.KIND:
+        return None
+    mps_status = resource.status.mps if resource is not None else None
+    tiers = isolation.tiers(
+        mps_status.state if mps_status is not None else "",
+        mps_status.reason if mps_status is not None else "",
+        driver=spec["properties"].get("driver", ""),
+        has_cdi=access == Access.CDI,
+    )
+    return IsolationStatus(
+        str(tiers.memory),
+        wording.sanitize_message(tiers.memory_reason),
+        str(tiers.compute),
+        wording.sanitize_message(tiers.compute_reason),
+    )
+
+
+def build_status(
+    health: Health, access: str, reported: Sequence[ContainerShare], tiers: IsolationStatus | None
+) -> Json:
     """The fields of an ExtendedResource's status that the device plugin owns. Other components own the other fields."""
     return {
+        **({} if tiers is None else {"isolation": msgspec.to_builtins(tiers)}),
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": wording.sanitize_message(health.reason),
         "gpuAccess": access,
@@ -186,12 +215,14 @@ def build_statuses(
     missing_resources: Iterable[ExtendedResource],
     access: str,
     reported_shares: Callable[[str], Sequence[ContainerShare] | None],
+    isolation_of: Callable[[str], IsolationStatus | None],
 ) -> dict[str, Json]:
     """Build the statuses of cards and devices, by UUID.
 
     health_by_uuid: the health of the present cards and devices.
     missing_resources: the kept ExtendedResources whose card or device is not on this node.
     reported_shares: returns the reported shares by UUID; if they are unknown (None), the status is left out.
+    isolation_of: returns the tiers by UUID; None for devices other than GPUs.
     """
     all_health = {
         **health_by_uuid,
@@ -202,7 +233,7 @@ def build_statuses(
     }
     shares = {uuid: reported_shares(uuid) for uuid in all_health}
     return {
-        uuid: build_status(all_health[uuid], access, reported)
+        uuid: build_status(all_health[uuid], access, reported, isolation_of(uuid))
         for uuid, reported in shares.items()
         if reported is not None
     }
@@ -214,7 +245,10 @@ def observed_status(resource: ExtendedResource) -> Json:
     """
     observed = resource.status
     return build_status(
-        Health(observed.health == "Healthy", observed.reason), observed.gpu_access, observed.reported or ()
+        Health(observed.health == "Healthy", observed.reason),
+        observed.gpu_access,
+        observed.reported or (),
+        observed.isolation,
     )
 
 

@@ -24,7 +24,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.objects import extendedresources
-from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource
+from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource, IsolationStatus
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.runtime.loops import Loop
 from deviceplugin.grants.access import Access
@@ -180,10 +180,14 @@ class NodePublisher:
         is_current = self._update_capacities(specs)
         access = self._access()
         if access is not None:
-            health = self._health(cards, devices)
-            is_current &= self._update_resources(
-                specs, objects.build_statuses(health, resources_in_use, str(access), self._reported_shares_lookup())
+            statuses = objects.build_statuses(
+                self._health(cards, devices),
+                resources_in_use,
+                str(access),
+                self._reported_shares_lookup(),
+                self._isolation_by_uuid(specs, access).get,
             )
+            is_current &= self._update_resources(specs, statuses)
         for resource in unused_resources:
             self._delete_resource(resource)
         self._activate_if_due()
@@ -205,6 +209,15 @@ class NodePublisher:
         return {
             resource.spec.uuid: resource.status.reported for resource in self._resources.store.snapshot().values()
         }.get
+
+    def _isolation_by_uuid(self, specs: list[Json], access: Access) -> dict[str, IsolationStatus | None]:
+        resources = self._resources.store.snapshot()
+        return {
+            spec["uuid"]: objects.isolation_status(
+                spec, resources.get(names.extended_resource_name(spec["uuid"])), str(access)
+            )
+            for spec in specs
+        }
 
     def _list_missing_resources(self, present_uuids: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
         """Two lists of ExtendedResources whose card or device is no longer on this node: in use by pods, and unused."""

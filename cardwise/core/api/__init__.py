@@ -13,6 +13,7 @@ Input: decoded JSON of pods and of Cardwise's objects. Output: requests, assignm
     policies         placement policies that compare only the free memory of cards
     mps              the MPS contract: folders, state file, limits
     mpsprofile       how MPS runs on a card, and how a pod uses it
+    isolation        what enforces a share on a card: tiers for memory and compute
     shareagent       the contract with the share agent
     cdiruntimes      which container runtimes support CDI devices
     schedulerconfig  the extender stanzas of kube-scheduler's configuration

@@ -103,6 +103,18 @@ class MpsStatus(Struct, rename="camel", frozen=True, gc=False):
     last_transition_time: str = ""
 
 
+class IsolationStatus(Struct, rename="camel", frozen=True, gc=False):
+    """The tiers of isolation of a card (`cardwise.core.api.isolation`), as its node's device plugin reports them.
+
+    memory_reason, compute_reason: why the tier is not stronger, or what is not certain about it; "" for nothing.
+    """
+
+    memory: str = ""
+    memory_reason: str = ""
+    compute: str = ""
+    compute_reason: str = ""
+
+
 class Allocated(Struct, rename="camel", frozen=True, gc=False):
     """The amounts that the extender counts on a card or device. None: the extender has not written the field yet.
 
@@ -140,6 +152,7 @@ class ExtendedResourceStatus(ExtenderStatus, rename="camel", frozen=True, gc=Fal
     gpu_access: how containers get the card: cdi or env.
     reported: the shares of deleted pods, as the device plugin reports them; None before the first report.
     mps: None if the node has no MPS manager.
+    isolation: None before the first report, and for devices other than GPUs.
     """
 
     health: str = ""
@@ -147,6 +160,7 @@ class ExtendedResourceStatus(ExtenderStatus, rename="camel", frozen=True, gc=Fal
     gpu_access: str = ""
     reported: tuple[ContainerShare, ...] | None = None
     mps: MpsStatus | None = None
+    isolation: IsolationStatus | None = None
 
 
 class ExtendedResource(Struct, frozen=True, gc=False):

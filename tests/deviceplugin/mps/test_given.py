@@ -115,6 +115,16 @@ def test_the_kernels_limit_where_the_driver_has_one(world, driver, shares, whole
     assert rig.env(slot).get("NVIDIA_GPU_MEMORY_LIMIT") == limit
 
 
+def test_the_kernels_limit_needs_no_mps(idle_rig):
+    for card in idle_rig.cards:
+        card["properties"] = {"driver": "615.71.09"}
+    idle_rig.write_cards()
+    rig = idle_rig.start()
+    slot = start(rig, bound(rig, "a", [(0, 8138)], mode=None))
+    assert rig.env(slot)["NVIDIA_GPU_MEMORY_LIMIT"] == "8138"
+    assert rig.status(0)["isolation"]["memory"] == "kernel"
+
+
 def test_without_cdi_there_is_no_way_to_the_daemon(world):
     world.rig.access = Access.ENV
     rig = world.rig.start()

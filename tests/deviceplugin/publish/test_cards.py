@@ -8,12 +8,14 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Health
-from cardwise.kube.objects.extendedresources import ExtendedResource
+from cardwise.kube.objects.extendedresources import ExtendedResource, IsolationStatus
 from deviceplugin.grants.release import reported_shares
 from deviceplugin.publish import cards
 from deviceplugin.publish.node import LAST_LABEL_ANNOTATION, label_change
 from tests import build
 from tests.deviceplugin.records import grant, parse_pod, pod_view
+
+TIERS = IsolationStatus("mps", "limits by the driver need driver 615 or later", "mps", "")
 
 
 def test_capacities_never_go_below_what_is_asked():
@@ -125,7 +127,7 @@ def test_a_held_share_is_read_as_it_was_written():
     held = reported_shares([grant("u1", whole, pod_keys=("init-0",)), grant("u2")])
     assert [container.whole for of_card in held.values() for container in of_card] == [True, False]
     for of_card in held.values():
-        status = cards.build_status(Health(healthy=True), "cdi", of_card)
+        status = cards.build_status(Health(healthy=True), "cdi", of_card, TIERS)
         spec = {"node": "n", "index": 0, "uuid": "GPU-0"}
         read = msgspec.convert({"metadata": {}, "spec": spec, "status": status}, ExtendedResource)
         assert cards.observed_status(read) == status, "else it is written again and again"
@@ -134,10 +136,10 @@ def test_a_held_share_is_read_as_it_was_written():
 def test_status_of_a_card_that_is_gone():
     spec = {"node": "n", "index": 9, "uuid": "GPU-9"}
     gone = msgspec.convert({"metadata": {}, "spec": spec}, ExtendedResource)
-    status = cards.build_statuses({}, [gone], "cdi", lambda _: ())
+    status = cards.build_statuses({}, [gone], "cdi", lambda _: (), lambda _: TIERS)
     assert status["GPU-9"]["health"] == "Unhealthy"
-    assert cards.build_status(Health(healthy=True), "env", ())["health"] == "Healthy"
+    assert cards.build_status(Health(healthy=True), "env", (), TIERS)["health"] == "Healthy"
 
 
 def test_a_reason_is_as_short_as_the_crd_wants_it():
-    assert len(cards.build_status(Health(healthy=False, reason="x" * 5000), "cdi", ())["reason"]) == 1024
+    assert len(cards.build_status(Health(healthy=False, reason="x" * 5000), "cdi", (), TIERS)["reason"]) == 1024

@@ -6,7 +6,7 @@ import math
 import pytest
 from prometheus_client import REGISTRY
 
-from cardwise.core.api import names
+from cardwise.core.api import isolation, names
 from cardwise.core.api.mps import Mode
 from deviceplugin.publish import node as own_node
 from tests.deviceplugin.conftest import (
@@ -45,9 +45,26 @@ def test_the_cluster_learns_of_the_cards(rig):
         "memoryMiB": P100,
         "properties": {},
     }
-    assert rig.status(1) == {"health": "Healthy", "reason": "", "gpuAccess": "cdi", "reported": []}
+    advisory = {
+        "memory": "advisory",
+        "memoryReason": isolation.NO_MANAGER,
+        "compute": "none",
+        "computeReason": isolation.NO_MANAGER,
+    }
+    status = {"health": "Healthy", "reason": "", "gpuAccess": "cdi", "reported": [], "isolation": advisory}
+    assert rig.status(1) == status
     rig.settle()
     assert rig.problems() == []
+
+
+def test_the_isolation_of_a_card_follows_its_mps(rig):
+    rig.start()
+    card = rig.card(1)
+    for state, memory, compute in (("Ready", "mps", "mps"), ("Off", "advisory", "none")):
+        card["status"]["mps"] = {"mode": "card", "state": state, "reason": ""}
+        rig.api.write_object(RESOURCES, rig.card(1) | {"status": rig.status(1) | {"mps": card["status"]["mps"]}})
+        rig.settle()
+        assert (rig.status(1)["isolation"]["memory"], rig.status(1)["isolation"]["compute"]) == (memory, compute)
 
 
 def test_a_node_that_is_to_have_no_manager_forgets_what_one_has_said(idle_rig):

@@ -342,7 +342,7 @@ MAY: dict[str, Sequence[Write]] = {
         Write(
             "patch",
             "ExtendedResources/status of its node",
-            "`health`, `reason`, `gpuAccess`, `reported`, `mps`",
+            "`health`, `reason`, `gpuAccess`, `isolation`, `reported`, `mps`",
             [patched(card_status, {"status": {"health": "Unhealthy", "reason": "x", "reported": [], "mps": None}})],
         ),
         EVENTS,

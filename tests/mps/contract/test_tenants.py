@@ -32,7 +32,7 @@ def tenant(folder: Path) -> Iterator[Callable[[Path, Path], subprocess.Popen[str
 
     def start(home: Path, target: Path) -> subprocess.Popen[str]:
         share = CardShare(index=0, uuid="GPU-0", mem=1000, core=0, total=16276)
-        (mount,) = cdi.mps_edits(grant("u", share, mps=(str(home),)), [])["mounts"]
+        (mount,) = cdi.mps_edits(grant("u", share, mps=(str(home),)))["mounts"]
         assert mount["containerPath"] == mps.CONTAINER_PIPE
         options = ",".join(["remount", *mount["options"]])
         bounds = ",".join(["-all", *(f"+{name}" for name in CAPABILITIES.split(","))])
