@@ -2,6 +2,17 @@
 
 Code that waits, sleeps, ages or times out takes a `Clock`. Tests pass a clock that the test itself moves
 (tests/fakes/clock.py), so no test has to wait. Production code passes `SYSTEM`.
+
+Public seam: `Clock`. Example, a clock whose waits end at once:
+
+    >>> class FastClock(SystemClock):
+    ...     seconds = 0.0
+    ...     def now(self): return self.seconds
+    ...     def sleep(self, seconds): self.seconds += seconds
+    >>> clock = FastClock()
+    >>> clock.sleep(60.0)
+    >>> clock.now()
+    60.0
 """
 
 import threading

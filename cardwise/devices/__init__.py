@@ -10,4 +10,14 @@ The modules:
     discovery  the devices in sysfs that match a rule
     offered    `Devices` of a node, kept up to date by polling
     sysfs      reads PCI and RDMA devices from sysfs
+
+Public seam: `Devices`. The device plugin knows the devices only by this interface. Example, a node with one network
+card that never changes:
+
+    >>> from cardwise.devices.protocol import RDMA, NoDevices, OtherDevice
+    >>> class OneNetworkCard(NoDevices):
+    ...     def devices(self):
+    ...         return [OtherDevice(kind=RDMA, index=0, uuid="nic-0", model="ConnectX-7", nodes=())]
+    >>> [(device.kind, device.uuid) for device in OneNetworkCard().devices()]
+    [('rdma', 'nic-0')]
 """

@@ -11,4 +11,14 @@ The modules:
     faults     the faults of cards and when each ends; `xids`: what an Xid error of the driver means
     selection  the cards that an administrator lets Cardwise share (`--gpus`)
     mpsfiles   whether a container may start on a card with MPS, read from the manager's files
+
+Public seam: `Gpus`. The device plugin and the MPS manager know the cards only by this interface. Example, the cards of
+a YAML file:
+
+    >>> from cardwise.gpus.simulated import SimulatedGpus
+    >>> path = folder / "cards.yaml"
+    >>> _ = path.write_text("cards: [{index: 0, uuid: GPU-1, model: T4, memoryMiB: 15360, healthy: false}]")
+    >>> gpus = SimulatedGpus(path)
+    >>> [(card.model, card.memory, gpus.health()[card.uuid].healthy) for card in gpus.cards()]
+    [('T4', 15360, False)]
 """

@@ -5,4 +5,14 @@ Input: the Lease. Output: the leader epoch, which is part of each Binding.
     leadership  whether this extender serves calls, and how a leader epoch begins
     fence       changes pods so that the API server refuses older Bindings (docs/design/0011-fencing.md)
     marking     the label on the leader's pod, by which the Service finds it
+
+Public seam: `Leadership`. Calls and controllers ask it whether this extender leads, and for each write whether they may
+post in their epoch. Example, a single extender, which always leads:
+
+    >>> from extender.leadership.leadership import Leadership
+    >>> leadership = Leadership()
+    >>> epoch = leadership.epoch()
+    >>> with leadership.allow_post(epoch) as seconds:
+    ...     print(leadership.denial(), seconds > 0)
+    None True
 """

@@ -12,4 +12,15 @@ What the pod gets: `mpsmode`, `frameworks` (the hook of Python frameworks), `age
 Checks only: `capacity` (whether the pod could ever fit) with `oversize` (whether it may wait), `foreign` (resources
 that no node offers), `gpuquotas`, `unreadkeys` (annotations that no program reads), `members` (of its gang).
 Not rules: `order` (errors about changes by a later webhook), `reapplied` (a manifest that is applied again).
+
+Public seam: `Rule`, a module with `mutate(pod, context)`, `validate(pod, context)` or both (`Mutates` and `Validates`
+of `webhook.rules`). Example, a rule that labels each pod with its namespace's team:
+
+    >>> from webhook.pods.pod import PodUnderReview
+    >>> def mutate(pod, context):
+    ...     pod.labels = pod.labels | {"team": context.namespace}
+    >>> pod = PodUnderReview({"metadata": {"labels": {"app": "web"}}})
+    >>> mutate(pod, context)
+    >>> pod.to_json()["metadata"]["labels"]
+    {'app': 'web', 'team': 'research'}
 """

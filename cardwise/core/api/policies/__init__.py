@@ -9,7 +9,16 @@ the nodes.
     priced     the card that costs later pods the least; scored by `cardwise.core.placement.scored`
     spreadby   the domain of a node label with the fewest pods of the same gang or controller
 
-How to add one: docs/howto/add-a-policy.md.
+Public seam: `Policy`. The engines read only this interface, so no other code compares the name of a policy. How to add
+one: docs/howto/add-a-policy.md. Example, a policy that takes the emptiest card; a card is its free MiB and its position
+in one integer, and the cards come in ascending order:
+
+    >>> from cardwise.core.api.cards import PLACE, POSITION, card_code
+    >>> def pick_card(cards, min_free):
+    ...     return (cards[-1] >> POSITION, cards[-1] & PLACE) if cards and cards[-1] >= min_free else None
+    >>> policy = Policy(name="emptiest", pick_card=pick_card, card_order=CardOrder.EMPTIEST_FIRST)
+    >>> policy.pick_card([card_code(1024, 1), card_code(4096, 0)], card_code(2048))
+    (4096, 0)
 """
 
 from collections.abc import Mapping

@@ -1,13 +1,7 @@
 """The interface of a placement policy: which node and card a pod gets.
 
-A policy is one file beside this one: a `Policy` and the functions that it names. Its row is in `POLICIES`. The engines
-read only this interface, so no other code compares the name of a policy. Example, a policy that takes the emptiest
-card:
-
-    def pick_card(codes, min_free):
-        return (codes[-1] >> POSITION, codes[-1] & PLACE) if codes and codes[-1] >= min_free else None
-
-    EMPTIEST = Policy(name="emptiest", pick_card=pick_card, card_order=CardOrder.EMPTIEST_FIRST)
+A policy is one file beside this one: a `Policy` and the functions that it names. Its row is in `POLICIES`. The docstring of
+this package has an example.
 """
 
 from collections.abc import Callable, Mapping, Sequence
