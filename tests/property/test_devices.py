@@ -135,7 +135,8 @@ class DeviceMachine(RuleBasedStateMachine):
         assert placed.assignment.containers.keys() == {entry.key for entry in pod_request.containers}
         self.next_uid += 1
         holding = Holding(f"u{self.next_uid}", "d", "p", placed.node, placed.assignment)
-        self.ledger.set_holding(holding)()
+        with self.ledger.what_if(added=[holding]):
+            pass
         assert self.picture(self.ledger) == before
         self.ledger.set_holding(holding)
         self.held[holding.uid] = holding
@@ -157,18 +158,18 @@ class DeviceMachine(RuleBasedStateMachine):
     def pod_ends(self, data):
         uid = data.draw(st.sampled_from(sorted(self.held)))
         before = self.picture(self.ledger)
-        self.ledger.release(uid)()
+        with self.ledger.what_if(released=[uid]):
+            pass
         assert self.picture(self.ledger) == before
         self.ledger.release(uid)
         del self.held[uid]
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), description=described)
-    def undo_comes_after_the_devices_have_changed(self, data, description):
+    def devices_change_within_a_what_if(self, data, description):
         uid = data.draw(st.sampled_from(sorted(self.held)))
-        back = self.ledger.release(uid)
-        self.devices_change(self.held[uid].node, description)
-        back()
+        with self.ledger.what_if(released=[uid]):
+            self.devices_change(self.held[uid].node, description)
 
     @invariant()
     def counted_is_what_a_recount_gives(self):

@@ -77,7 +77,7 @@ def some_plan(ledger, there, members, allowed):
         if not all(allowed(m, n) for m, n in zip(members, nodes, strict=True)):
             continue
         loads = {name: there.free_load(name) for name in there.names()}
-        undo = []
+        world = ledger.snapshot()
         fits = True
         # The biggest first, as the engine would choose on one node.
         for m, n in sorted(zip(members, nodes, strict=True), key=lambda pair: gangplan._size(pair[0].request)):
@@ -88,13 +88,11 @@ def some_plan(ledger, there, members, allowed):
                 break
             if m.request is None:
                 continue
-            placed = placement.place_on(ledger.kinds, ledger.node(n), m.request, "binpack")
+            placed = placement.place_on(world.kinds, world.node(n), m.request, "binpack")
             if not isinstance(placed, Placement):
                 fits = False
                 break
-            undo.append(ledger.set_holding(Holding(m.uid, "d", m.name, n, placed.assignment)))
-        for back in reversed(undo):
-            back()
+            world.set_holding(Holding(m.uid, "d", m.name, n, placed.assignment))
         if fits:
             return True
     return False

@@ -165,8 +165,8 @@ class LedgerMachine(RuleBasedStateMachine):
         before = picture(self.ledger)
         self.next_uid += 1
         uid = f"u{self.next_uid}"
-        undo = self.ledger.set_holding(Holding(uid, namespace, uid, placed.node, placed.assignment))
-        undo()
+        with self.ledger.what_if(added=[Holding(uid, namespace, uid, placed.node, placed.assignment)]):
+            assert self.ledger.holding(uid) is not None
         assert picture(self.ledger) == before
         self.ledger.set_holding(Holding(uid, namespace, uid, placed.node, placed.assignment))
         node = self.ledger.node(placed.node)
@@ -183,8 +183,8 @@ class LedgerMachine(RuleBasedStateMachine):
     def pod_ends(self, data):
         uid = data.draw(st.sampled_from(sorted(h.uid for h in self.ledger.holdings())))
         before = picture(self.ledger)
-        undo = self.ledger.release(uid)
-        undo()
+        with self.ledger.what_if(released=[uid]):
+            assert self.ledger.holding(uid) is None
         assert picture(self.ledger) == before
         self.ledger.release(uid)
         assert self.ledger.holding(uid) is None
@@ -195,7 +195,8 @@ class LedgerMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(h.uid for h in self.ledger.holdings())))
         before = picture(self.ledger)
         held = self.ledger.holding(uid)
-        self.ledger.set_holding(Holding(uid, namespace, uid, node, held.assignment))()
+        with self.ledger.what_if(added=[Holding(uid, namespace, uid, node, held.assignment)]):
+            assert self.ledger.holding(uid).node == node
         assert picture(self.ledger) == before
         # Only to another namespace: the cards of another node would be over-full with it.
         self.ledger.set_holding(Holding(uid, namespace, uid, held.node, held.assignment))

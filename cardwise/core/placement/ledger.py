@@ -21,7 +21,7 @@ generation 7 a snapshot is taken. A pod is then placed on n1, which was last cha
 n1 is of generation 8. The next pod on n1 needs no copy, since 8 is after 7. n2 is one object in both.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 
@@ -40,7 +40,6 @@ from cardwise.core.placement.nodesbyuuid import NodesByUuid
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
-Undo = Callable[[], None]
 # The kinds of cards that a node no longer has, by node and `card_of`.
 FormerKinds = Mapping[tuple[str, str | int], CardKind]
 
@@ -235,25 +234,13 @@ class Ledger:
         self._forget_if_empty(state)
         return other_nodes
 
-    def set_holding(self, holding: Holding) -> Undo:
-        """Set the pod's holding; it replaces an earlier one. Returns a function that undoes the change."""
-        holding_before = self._holdings.get(holding.uid)
-        former_kinds: FormerKinds = {}
-        if holding_before is not None and holding.counts_like(holding_before):
-            # Only the phase or the name is new: nothing to count.
-            self._own(holding.node).holdings[holding.uid] = holding
-            self._holdings = self._holdings.set(holding.uid, holding)
-        else:
-            if holding_before is not None:
-                former_kinds = self._remove_holding(holding_before)
-            self._add_holding(holding, former_kinds)
-        return self._make_undo(holding.uid, holding_before, former_kinds)
+    def set_holding(self, holding: Holding) -> None:
+        """Set the pod's holding; it replaces an earlier one."""
+        self._replace_holding(holding.uid, holding)
 
-    def release(self, uid: str) -> Undo:
-        """Remove the pod's holding. Returns a function that undoes the change."""
-        holding_before = self._holdings.get(uid)
-        former_kinds = self._remove_holding(holding_before) if holding_before is not None else {}
-        return self._make_undo(uid, holding_before, former_kinds)
+    def release(self, uid: str) -> None:
+        """Remove the pod's holding, if it has one."""
+        self._replace_holding(uid, None)
 
     @contextmanager
     def what_if(self, *, released: Iterable[str] = (), added: Iterable[Holding] = ()) -> Iterator[None]:
@@ -261,14 +248,14 @@ class Ledger:
 
         Restores the ledger at the end, also after an exception. Inside, nothing else may change what these pods hold.
         """
-        undos: list[Undo] = []
+        undone: list[tuple[str, Holding | None, FormerKinds]] = []
         try:
-            undos.extend(map(self.release, released))
-            undos.extend(map(self.set_holding, added))
+            changes = [(uid, None) for uid in released] + [(holding.uid, holding) for holding in added]
+            undone.extend((uid, self._holdings.get(uid), self._replace_holding(uid, after)) for uid, after in changes)
             yield
         finally:
-            for undo in reversed(undos):
-                undo()
+            for uid, holding_before, former_kinds in reversed(undone):
+                self._restore_holding(uid, holding_before, former_kinds)
 
     def violations(self) -> list[str]:
         """The violations of rule 1, for tests: overcommitted cards, and devices that two pods hold."""
@@ -282,14 +269,24 @@ class Ledger:
             for name, uuid, capacity in overfull
         ]
 
-    def _make_undo(self, uid: str, holding_before: Holding | None, former_kinds: FormerKinds) -> Undo:
-        def undo() -> None:
-            current_holding = self._holdings.get(uid)
-            newer_kinds = self._remove_holding(current_holding) if current_holding is not None else {}
-            if holding_before is not None:
-                self._add_holding(holding_before, {**former_kinds, **newer_kinds})
+    def _replace_holding(self, uid: str, holding: Holding | None) -> FormerKinds:
+        """Set the pod's holding; None: it holds nothing. Returns what `_restore_holding` needs."""
+        holding_before = self._holdings.get(uid)
+        if holding is not None and holding_before is not None and holding.counts_like(holding_before):
+            # Only the phase or the name is new: nothing to count.
+            self._own(holding.node).holdings[uid] = holding
+            self._holdings = self._holdings.set(uid, holding)
+            return {}
+        former_kinds = self._remove_holding(holding_before) if holding_before is not None else {}
+        if holding is not None:
+            self._add_holding(holding, former_kinds)
+        return former_kinds
 
-        return undo
+    def _restore_holding(self, uid: str, holding_before: Holding | None, former_kinds: FormerKinds) -> None:
+        current_holding = self._holdings.get(uid)
+        newer_kinds = self._remove_holding(current_holding) if current_holding is not None else {}
+        if holding_before is not None:
+            self._add_holding(holding_before, {**former_kinds, **newer_kinds})
 
     def _refresh(self, nodes: int | None = None) -> CardIndex:
         """Update both indexes for at most this many nodes, or for all. Returns the index of cards."""

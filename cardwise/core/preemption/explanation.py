@@ -14,7 +14,7 @@ from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import WantedDevices
 from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.ledger import Ledger, Undo
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.values.quantity import MiB
@@ -243,37 +243,30 @@ def pods_in_the_way(
     enough.
 
     excluded_uids: as in `find_cheapest_node`.
-
-    The ledger is unchanged afterwards.
     """
-    undos: list[Undo] = []
+    ledger = ledger.snapshot()
     ending_pods: list[Holding] = []
     placed_uids: list[str] = []
-    try:
-        for i, request in enumerate(requests):
-            views = explain(ledger, nodes, request, policy, headroom)
-            node_name = next((view.name for view in views if view.refusal is None), "")
-            if not node_name:
-                cheapest = find_cheapest_node(
-                    ledger, views, request, policy, headroom, excluded_uids=[*excluded_uids, *placed_uids]
-                )
-                if cheapest is None:
-                    return None
-                ending_pods += cheapest.holders
-                undos += [ledger.release(holding.uid) for holding in cheapest.holders]
-                node_name = cheapest.node
-            placed_pod = placement.place_on(ledger.kinds, ledger.node(node_name), request, policy, headroom)
-            if isinstance(placed_pod, Refusal):
-                return None
-            placed_uids.append(f"member/{i}")
-            undos.append(
-                ledger.set_holding(
-                    Holding(placed_uids[-1], "", "", node_name, placed_pod.assignment, mps_client=request.mps_client)
-                )
+    for i, request in enumerate(requests):
+        views = explain(ledger, nodes, request, policy, headroom)
+        node_name = next((view.name for view in views if view.refusal is None), "")
+        if not node_name:
+            cheapest = find_cheapest_node(
+                ledger, views, request, policy, headroom, excluded_uids=[*excluded_uids, *placed_uids]
             )
-    finally:
-        for undo in reversed(undos):
-            undo()
+            if cheapest is None:
+                return None
+            ending_pods += cheapest.holders
+            for holding in cheapest.holders:
+                ledger.release(holding.uid)
+            node_name = cheapest.node
+        placed_pod = placement.place_on(ledger.kinds, ledger.node(node_name), request, policy, headroom)
+        if isinstance(placed_pod, Refusal):
+            return None
+        placed_uids.append(f"member/{i}")
+        ledger.set_holding(
+            Holding(placed_uids[-1], "", "", node_name, placed_pod.assignment, mps_client=request.mps_client)
+        )
     return tuple(ending_pods)
 
 
@@ -303,34 +296,30 @@ def place_on_empty(
     all could.
 
     The requests are placed one after another, each on the node that the policy prefers; other orders are not tried.
-    Quotas are ignored. The ledger is unchanged afterwards.
+    Quotas are ignored.
 
     nodes: for each request, the nodes that its pod may be on.
     excluded_uids: UIDs of pods that keep their cards.
     """
-    undos = [ledger.release(holding.uid) for holding in ledger.holdings() if holding.uid not in excluded_uids]
-    members: list[Undo] = []
+    empty = ledger.snapshot()
+    for holding in ledger.holdings():
+        if holding.uid not in excluded_uids:
+            empty.release(holding.uid)
+    filled, count = empty.snapshot(), 0
     first_misfit: tuple[int, dict[str, Refusal]] | None = None
-    try:
-        for i, request in enumerate(requests):
-            best, refusals = _best(ledger, nodes[i], request, policy)
-            placed_pod = placement.place_on(ledger.kinds, ledger.node(best), request, policy, ()) if best else None
-            if placed_pod is None or isinstance(placed_pod, Refusal):
-                first_misfit = first_misfit or (i, refusals)
-                continue
-            holding = Holding(f"member/{i}", "", "", best, placed_pod.assignment, mps_client=request.mps_client)
-            members.append(ledger.set_holding(holding))
-        count = len(members)
-        while members:
-            members.pop()()
-        if first_misfit is None:
-            return count, None
-        index, refusals = first_misfit
-        best, refusals_alone = _best(ledger, nodes[index], requests[index], policy)
-        return count, UnplaceableOnEmpty(index, fits_nowhere=not best, refusals=refusals if best else refusals_alone)
-    finally:
-        for undo in (*reversed(members), *reversed(undos)):
-            undo()
+    for i, request in enumerate(requests):
+        best, refusals = _best(filled, nodes[i], request, policy)
+        placed_pod = placement.place_on(filled.kinds, filled.node(best), request, policy, ()) if best else None
+        if placed_pod is None or isinstance(placed_pod, Refusal):
+            first_misfit = first_misfit or (i, refusals)
+            continue
+        filled.set_holding(Holding(f"member/{i}", "", "", best, placed_pod.assignment, mps_client=request.mps_client))
+        count += 1
+    if first_misfit is None:
+        return count, None
+    index, refusals = first_misfit
+    best, refusals_alone = _best(empty, nodes[index], requests[index], policy)
+    return count, UnplaceableOnEmpty(index, fits_nowhere=not best, refusals=refusals if best else refusals_alone)
 
 
 def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str) -> tuple[str, dict[str, Refusal]]:

@@ -108,29 +108,25 @@ def test_a_kind_is_gone_when_the_card_is_back_as_another(ledger):
         ledger.kinds.get(was)
 
 
-def test_the_way_back_knows_what_the_card_was(ledger):
+def test_the_end_of_a_what_if_knows_what_the_card_was(ledger):
     ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [])
-    undo = ledger.release("u")
-    assert used(ledger, OF_A, EVERY_CARD) == [0, 0]
-    undo()
+    with ledger.what_if(released=["u"]):
+        assert used(ledger, OF_A, EVERY_CARD) == [0, 0]
     assert used(ledger, OF_A, EVERY_CARD) == [100, 100]
-    undo = ledger.set_holding(holding("u", 50, 0))
-    assert used(ledger, OF_A) == [50], "the pod holds the card without a break"
-    undo()
+    with ledger.what_if(added=[holding("u", 50, 0)]):
+        assert used(ledger, OF_A) == [50], "the pod holds the card without a break"
     assert used(ledger, OF_A) == [100]
-    undo = ledger.set_holding(holding("u", 50, 0, node="n2"))
-    assert used(ledger, OF_A, OF_B, EVERY_CARD) == [50, 50, 50], "of that one nothing is known"
-    undo()
+    with ledger.what_if(added=[holding("u", 50, 0, node="n2")]):
+        assert used(ledger, OF_A, OF_B, EVERY_CARD) == [50, 50, 50], "of that one nothing is known"
     assert used(ledger, OF_A, OF_B) == [100, 0]
 
 
-def test_the_way_back_knows_what_the_card_became_since(ledger):
+def test_the_end_of_a_what_if_knows_what_the_card_became_since(ledger):
     ledger.set_holding(holding("u", 100, 0))
-    undo = ledger.set_holding(holding("u", 50, 0))
-    ledger.set_cards("n1", [card("b")])
-    ledger.set_cards("n1", [])
-    undo()
+    with ledger.what_if(added=[holding("u", 50, 0)]):
+        ledger.set_cards("n1", [card("b")])
+        ledger.set_cards("n1", [])
     assert used(ledger, OF_A, OF_B) == [0, 100]
 
 
@@ -203,16 +199,14 @@ def taken(ledger, node="n1"):
 def test_a_device_is_taken_while_a_pod_holds_it():
     ledger = Ledger()
     ledger.set_devices("n1", others.devices(2))
-    undo = ledger.set_holding(others.holding("u", 1))
-    assert taken(ledger) == {"rdma-n1-1": 1}
-    undo()
+    with ledger.what_if(added=[others.holding("u", 1)]):
+        assert taken(ledger) == {"rdma-n1-1": 1}
     assert taken(ledger) == {}
     ledger.set_holding(others.holding("u", 1))
     ledger.set_holding(others.holding("u", 0))
     assert taken(ledger) == {"rdma-n1-0": 1}, "what the pod held before is free"
-    undo = ledger.release("u")
-    assert taken(ledger) == {}
-    undo()
+    with ledger.what_if(released=["u"]):
+        assert taken(ledger) == {}
     assert taken(ledger) == {"rdma-n1-0": 1}
 
 

@@ -1,7 +1,7 @@
 """The interface of a placement policy: which node and card a pod gets.
 
-A policy is one file beside this one: a `Policy` and the functions that it names. Its row is in `POLICIES`. The docstring of
-this package has an example.
+A policy is one file beside this one: a `Policy` and the functions that it names. Its row is in `POLICIES`. There is an
+example in the docstring of the package.
 """
 
 from collections.abc import Callable, Mapping, Sequence
