@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.__main__ import main
-from tests.simulation import worlds
+from tests.simulation import smalltraces
 
 ROOT = Path(__file__).parents[2]
 TINY = ["--nodes=4", "--pods=8"]
@@ -52,7 +52,7 @@ OF_A_CLUSTER = {"throughput", "batching", "nomination", "admission", "gangrate",
 @pytest.mark.parametrize("case", RUNS)
 def test_a_command_prints_its_rows(case, tmp_path, monkeypatch):
     arguments, labels = RUNS[case]
-    monkeypatch.setenv("CARDWISE_OPENB", str(worlds.write_trace(tmp_path)))
+    monkeypatch.setenv("CARDWISE_OPENB", str(smalltraces.write_trace(tmp_path)))
     command = [sys.executable, "-m", "bench", *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -13,7 +13,7 @@ import pytest
 from cardwise.cli import main
 from cardwise.core.values.decoded import Json
 from cardwise.kube.client import KubeClient
-from tests.cli.worlds import Cluster, lists, waiting
+from tests.cli.clusters import Cluster, lists, waiting
 from tests.fakes.apiserver import Fault
 
 COMMANDS = {

@@ -12,7 +12,7 @@ from cardwise.cli.commands import completion
 from cardwise.cli.render import tables
 from cardwise.core.api import names
 from cardwise.kube.client import KubeClient
-from tests.cli.worlds import Cluster, card, lists, run, waiting
+from tests.cli.clusters import Cluster, card, lists, run, waiting
 from tests.fakes.apiserver import Fault
 
 EVIL = "ok\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202eback\x7f"

@@ -10,7 +10,7 @@ from cardwise.core.placement import totals
 from cardwise.kube import clusterstate
 from cardwise.kube.clusterstate import ClusterState
 from tests.build import resource_class
-from tests.cli.worlds import (
+from tests.cli.clusters import (
     FAST_CLASS,
     RDMA_CLASS,
     device,

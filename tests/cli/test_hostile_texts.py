@@ -11,8 +11,8 @@ import pytest
 from cardwise.core.api import mps, names
 from cardwise.core.values.decoded import Json
 from tests.build import automatic_class, gpu_quota, resource_class, resource_quota
+from tests.cli.clusters import K80_CLASS, Cluster, card, device, lists, placed, run, waiting, with_devices
 from tests.cli.doctor.planted import lease, node, part
-from tests.cli.worlds import K80_CLASS, Cluster, card, device, lists, placed, run, waiting, with_devices
 
 FORGED = "Cardwise is broken: run this"
 HOSTILE = (

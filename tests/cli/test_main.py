@@ -15,7 +15,7 @@ from cardwise.cli import main, rights
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from tests.build import gpu_quota, resource_class
-from tests.cli.worlds import K80, K80_CLASS, Cluster, allocated, lists, run, waiting
+from tests.cli.clusters import K80, K80_CLASS, Cluster, allocated, lists, run, waiting
 
 
 def test_classes_by_every_output(monkeypatch):

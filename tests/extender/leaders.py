@@ -19,7 +19,7 @@ from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
 from tests.build import asking, build_released_lease
-from tests.extender.worlds import as_pod, as_quota, comes, make_state, with_cards
+from tests.extender.states import as_pod, as_quota, comes, make_state, with_cards
 from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import ApiServer, Request
 from tests.fakes.clock import FakeClock

@@ -5,7 +5,7 @@ import pytest
 from cardwise.kube.objects.extendedresources import ContainerShare
 from extender.cardreports import CardReports
 from tests.build import P100, extended_resource
-from tests.extender.worlds import as_card
+from tests.extender.states import as_card
 from tests.fakes.clock import FakeClock
 from tests.theory import theory_of
 

@@ -13,9 +13,9 @@ from extender.informers import Informers
 from extender.reporting.listers import Listers
 from extender.state import State
 from tests.build import P100, asking, extended_resource, gpu_quota, pod_group, resource_class
-from tests.extender.gangworlds import member
-from tests.extender.statusworlds import CARDS, CLASSES, QUOTAS
-from tests.extender.worlds import bound, free, plan, refuse
+from tests.extender.gangcluster import member
+from tests.extender.states import bound, free, plan, refuse
+from tests.extender.statuscluster import CARDS, CLASSES, QUOTAS
 from tests.fakes.apiserver import ApiServer, Fault
 
 

@@ -13,9 +13,9 @@ from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State
 from tests.build import asking, extended_resource, reported_share
-from tests.extender.gangworlds import member
-from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import as_card, as_pod, bound, make_state
+from tests.extender.gangcluster import member
+from tests.extender.nominationcluster import World as Ahead
+from tests.extender.states import as_card, as_pod, bound, make_state
 from tests.fakes.clock import FakeClock
 
 ROOMY = 4000  # MiB, of which every card has some

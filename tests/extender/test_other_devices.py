@@ -14,7 +14,7 @@ from extender.reporting import statuses
 from extender.reporting.listers import Listers
 from tests.build import container, extended_resource, resource_class
 from tests.core.others import asking, wanting
-from tests.extender.worlds import ENDED, as_card, as_class, as_pod, make_state, with_cards
+from tests.extender.states import ENDED, as_card, as_class, as_pod, make_state, with_cards
 
 RDMA = as_class(resource_class("rdma", kind="rdma"))
 SHARE = container(gpu_mem=8138)

@@ -8,7 +8,7 @@ from cardwise.runtime.http.health import HealthSettings
 from cardwise.runtime.settings import HostPort
 from extender.cache import statelock
 from extender.process import Extender, ExtenderSettings, Process
-from tests.extender.statusworlds import CARDS, er_object
+from tests.extender.statuscluster import CARDS, er_object
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from extender.state import State
 from tests.build import P100, extended_resource, reported_share
 from tests.examples import examples
-from tests.extender.worlds import ENDED, RUNNING, as_card, as_pod, bound, make_state
+from tests.extender.states import ENDED, RUNNING, as_card, as_pod, bound, make_state
 from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2"]

@@ -15,7 +15,7 @@ from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef
 from tests.build import P100, asking, extended_resource, reported_share
-from tests.extender.worlds import (
+from tests.extender.states import (
     ENDED,
     RUNNING,
     WAITING,

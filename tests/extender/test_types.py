@@ -16,7 +16,7 @@ from extender.cache.reservations import Assumed, KnownBinding, Phase
 from extender.records.podref import PodRef
 from extender.reporting.classcontroller import automatic_class
 from tests.build import P100, asking, extended_resource, gpu_quota, reported_share, resource_class
-from tests.extender.worlds import (
+from tests.extender.states import (
     ENDED,
     as_card,
     as_class,

@@ -18,11 +18,11 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase
 from extender.records import wire
 from extender.records.podref import PodRef
-from tests.build import P100, extended_resource
-from tests.extender import nominationworlds
-from tests.extender.gangworlds import NodeSpec, World, member
+from tests.build import P100, asking, extended_resource
+from tests.extender import nominationcluster
+from tests.extender.gangcluster import NodeSpec, World, member
 from tests.extender.preemption.test_gangpreemption import LOW, PREFERENCES, Full, gang
-from tests.extender.worlds import as_card, as_quota, begin, make_state, plan, with_cards
+from tests.extender.states import as_card, as_quota, begin, make_state, plan, with_cards
 
 # The functions that a search calls; none of them is called after the decision.
 STEPS = [
@@ -104,7 +104,7 @@ def check(world):
 
 
 def a_pod_for_whom_a_later_one_gives_way():
-    world = nominationworlds.World("n1", "n2")
+    world = nominationcluster.World("n1", "n2")
     world.state.set_quota(*as_quota({"shares": 2}))
     plan(world.state, "asker", 1000, "n2")
     for name in ("held", "other"):
@@ -115,7 +115,7 @@ def a_pod_for_whom_a_later_one_gives_way():
 
 
 def a_gang_for_which_a_later_pod_gives_way():
-    world = nominationworlds.World("n1", "n2")
+    world = nominationcluster.World("n1", "n2")
     world.create("held", P100 // 2 + 1, created="2026-11-21T12:00:00Z")
     assert len(world.nominate_all()) == 1
     for name in ("g0", "g1"):
@@ -167,7 +167,7 @@ def a_pod_whose_plan_is_lost_at_bind():
     placed = plan(world, "p", 1000)
     index = placed.assignment.shares()[0].index
     world.set_card(*as_card(extended_resource(index, node="n1", health="Unhealthy")))
-    pod_request = request.parse(nominationworlds.asking("p", gpu_mem=1000))
+    pod_request = request.parse(asking("p", gpu_mem=1000))
     return world, lambda: world.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
 
 

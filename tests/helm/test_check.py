@@ -8,7 +8,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import event
-from tests.cli.worlds import Cluster, card
+from tests.cli.clusters import Cluster, card
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 from tests.helm.scripts import load

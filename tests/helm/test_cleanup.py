@@ -9,7 +9,7 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from tests import build
-from tests.cli.worlds import card
+from tests.cli.clusters import card
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.helm.scripts import load

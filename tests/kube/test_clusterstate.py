@@ -11,7 +11,7 @@ from cardwise.kube import clusterstate, errors
 from cardwise.kube.objects import extendedresources
 from cardwise.kube.objects.extendedresources import ExtendedResource
 from tests.build import gpu_quota, resource_class, resource_quota
-from tests.cli.worlds import K80, K80_CLASS, card, device, lists, lists_with_devices, placed, waiting
+from tests.cli.clusters import K80, K80_CLASS, card, device, lists, lists_with_devices, placed, waiting
 
 SOME = {"matchLabels": {"model": "Tesla K80"}}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.mps.worlds import Node
+from tests.mps.mpsnode import Node
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from mps.__main__ import main
 from mps.host import cgroups
 from mps.host.processes import LOCAL
 from tests.fakes.apiserver import ApiServer
-from tests.mps.worlds import DOUBLE, NODE, Node, uuid_of
+from tests.mps.mpsnode import DOUBLE, NODE, Node, uuid_of
 
 SECONDS = 60.0  # for a process that has been told to end
 COMMAND = [sys.executable, "-m", "mps"]

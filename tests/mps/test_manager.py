@@ -8,7 +8,7 @@ from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsfiles
 from mps.manager import ManagerLock, RootLocked
-from tests.mps.worlds import P100, uuid_of
+from tests.mps.mpsnode import P100, uuid_of
 
 
 def test_cards_come_up_ready_closed_and_told(pair):

@@ -4,7 +4,7 @@ from prometheus_client import REGISTRY
 
 from cardwise.core.api.mps import MpsState
 from mps import metrics
-from tests.mps.worlds import uuid_of
+from tests.mps.mpsnode import uuid_of
 
 
 def value(name: str, **labels: str) -> float:

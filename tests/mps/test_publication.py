@@ -10,7 +10,7 @@ from cardwise.kube import paths
 from mps.publication import MpsStatusPublisher
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
-from tests.mps.worlds import NODE, uuid_of
+from tests.mps.mpsnode import NODE, uuid_of
 
 RESOURCES = "/apis/cardwise.dev/v1alpha1/extendedresources"
 # As deviceplugin.publish.stalemps puts it there.

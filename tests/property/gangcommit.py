@@ -18,8 +18,8 @@ from extender.gangs.gangplaces import GangPlaces, PlanRequest
 from extender.gangs.gangplanner import GangPlanner
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.build import P100, extended_resource
-from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
-from tests.extender.worlds import as_card, as_pod, as_quota, bound
+from tests.extender.gangcluster import NodeSpec, World, member, reserve, single
+from tests.extender.states import as_card, as_pod, as_quota, bound
 
 GIB = 1 << 30
 NODES = ("n1", "n2", "n3")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from extender.cache.gangcards import comes_after
 from tests.build import P100
 from tests.examples import examples
-from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import as_quota
+from tests.extender.gangcluster import NodeSpec, World, member, single
+from tests.extender.states import as_quota
 
 NODES = ("n1", "n2")
 SIZES = st.sampled_from([1, P100 // 4, P100 // 2, P100])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.build import P100
 from tests.examples import examples
-from tests.extender.gangworlds import World, member
+from tests.extender.gangcluster import World, member
 
 
 @settings(max_examples=examples(25, soak=400), deadline=None)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from cardwise.core.gangs import gangplan
 from tests.build import P100, extended_resource
 from tests.examples import examples
-from tests.extender.gangworlds import World, member, single
-from tests.extender.worlds import as_card, as_quota
+from tests.extender.gangcluster import World, member, single
+from tests.extender.states import as_card, as_quota
 
 NODES = {"n1": 2, "n2": 1}
 SETTLED = 30  # rounds of a second

@@ -16,7 +16,7 @@ from extender.records.podref import PodRef
 from extender.reporting import statuses
 from tests.build import asking, extended_resource
 from tests.examples import examples
-from tests.extender.worlds import as_card, as_pod, make_state
+from tests.extender.states import as_card, as_pod, make_state
 from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2", "n3"]

@@ -10,7 +10,7 @@ from cardwise.core.api.assignment import Assignment
 from extender.cache.reservations import Assumed, Phase
 from extender.state import State
 from tests.build import P100, asking
-from tests.extender.worlds import as_pod, begin, free, make_state, with_cards
+from tests.extender.states import as_pod, begin, free, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 PODS = "abc"

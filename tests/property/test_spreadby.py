@@ -16,9 +16,9 @@ from extender.records.pod import Pod
 from extender.records.wire import FilterArgs
 from tests.build import P100, asking
 from tests.examples import examples
-from tests.extender.nominationworlds import PREFERENCES
-from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import as_pod
+from tests.extender.nominationcluster import PREFERENCES
+from tests.extender.nominationcluster import World as Ahead
+from tests.extender.states import as_pod
 
 LABEL = "rack"
 NODES, ZONES = ["n1", "n2", "n3", "n4", "n5"], ["a", "b", "c", ""]

@@ -30,7 +30,7 @@ from mps.daemon.machine import DaemonPace
 from mps.host.processes import CONTROL, LOCAL
 from mps.manager import ManagerLock, ManagerSettings, MpsManager
 from tests.fakes.apiserver import ApiServer
-from tests.mps.worlds import NODE
+from tests.mps.mpsnode import NODE
 
 PROGRAM = Path(__file__).parent / "tenant.py"
 READY_SECONDS = 90.0

@@ -18,11 +18,11 @@ from cardwise.simulation.fill import simulate_fill
 from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.workload import SimulatedPod, shuffled_nodes
 from tests.examples import examples
-from tests.simulation import worlds
+from tests.simulation import smalltraces
 
 POLICY = st.sampled_from(CARD_POLICIES)
 SHAPES = st.builds(
-    worlds.shape,
+    smalltraces.shape,
     mem=st.sampled_from([0, 100, 330, 500, 700, 1000]),
     cards=st.sampled_from([0, 1, 1, 1, 2]),
     cpu=st.sampled_from([0, 500, 3000]),
@@ -68,7 +68,7 @@ def check_agreement(
 @settings(max_examples=examples(30, soak=1000))
 @given(NODES, POLICY, st.lists(st.tuples(SHAPES, st.booleans()), max_size=30), st.randoms(use_true_random=False))
 def test_ledger_matches_placed_pods_after_any_run(nodes, policy, pods, random):
-    simulated_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
+    simulated_nodes = [smalltraces.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
     cluster = SimulatedCluster(simulated_nodes, policy)
     free_loads = {node.name: node.free_load for node in simulated_nodes}
     placed: dict[str, tuple[str, SimulatedPod]] = {}
@@ -90,7 +90,7 @@ def test_ledger_matches_placed_pods_after_any_run(nodes, policy, pods, random):
 @settings(max_examples=examples(20, soak=1000))
 @given(NODES, POLICY, st.lists(SHAPES, max_size=12), SHAPES.filter(lambda shape: shape.request is not None))
 def test_counting_what_fits_changes_nothing(nodes, policy, shapes, extra_shape):
-    simulated_nodes = [worlds.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
+    simulated_nodes = [smalltraces.node(f"n{i}", *cards, cpu=cpu) for i, (cards, cpu) in enumerate(nodes)]
     cluster = SimulatedCluster(simulated_nodes, policy)
     placed = {}
     for i, shape in enumerate(shapes):
@@ -105,7 +105,7 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, extra_shape):
 @settings(max_examples=examples(12, soak=200))
 @given(POLICY, st.integers(0, 1000), st.sampled_from([0.3, 1.0, 1.7]))
 def test_allocation_never_exceeds_requests_or_cards(tmp_path, policy, seed, demand):
-    tiny = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    tiny = traces.read_trace(smalltraces.write_trace(tmp_path), "tiny")
     for point in simulate_fill(tiny, policy, seed, demand=demand).points:
         assert point.allocated <= min(100.0, point.arrived + 0.51)
         assert -0.001 <= point.fragmented <= 100.001
@@ -113,12 +113,12 @@ def test_allocation_never_exceeds_requests_or_cards(tmp_path, policy, seed, dema
 
 @pytest.fixture(name="tiny")
 def _tiny(tmp_path):
-    return traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    return traces.read_trace(smalltraces.write_trace(tmp_path), "tiny")
 
 
 def test_results_do_not_depend_on_the_number_of_processes(tiny):
     plan = [SimulationRun(0, policy, seed) for policy in ("binpack", "spread") for seed in (42, 43)]
-    job = partial(simulate_fill, extra_shapes=(worlds.shape(250),))
+    job = partial(simulate_fill, extra_shapes=(smalltraces.shape(250),))
     pods: list[int] = []
     done: list[SimulationRun] = []
     several = runs.run_all(
@@ -130,7 +130,7 @@ def test_results_do_not_depend_on_the_number_of_processes(tiny):
 
 
 def test_results_do_not_depend_on_string_hashes(tmp_path):
-    worlds.write_trace(tmp_path)
+    smalltraces.write_trace(tmp_path)
     code = (
         "import sys; from pathlib import Path; from cardwise.simulation import traces; "
         "from cardwise.simulation.fill import simulate_fill; w = traces.read_trace(Path(sys.argv[1]), 'tiny'); "

@@ -5,12 +5,12 @@ import pytest
 from cardwise.core.api.policies import CARD_POLICIES
 from cardwise.simulation import traces
 from cardwise.simulation.fill import arrival_order, expected_arrivals, simulate_fill
-from tests.simulation import worlds
+from tests.simulation import smalltraces
 
 
 @pytest.fixture(name="tiny")
 def _tiny(tmp_path):
-    return traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    return traces.read_trace(smalltraces.write_trace(tmp_path), "tiny")
 
 
 def total_demand(workload, pods):
@@ -40,7 +40,7 @@ def test_each_pod_arrives_once_without_a_demand_goal(tiny):
 
 
 def test_pods_without_cards_fill_nothing():
-    world = worlds.workload([worlds.node("a", 1000)], [worlds.shape(cards=0)] * 3)
+    world = smalltraces.workload([smalltraces.node("a", 1000)], [smalltraces.shape(cards=0)] * 3)
     filled = simulate_fill(world, "binpack", 1)
     assert [(p.arrived, p.allocated) for p in filled.points] == [(0, 0.0)]
     assert [(row.size, row.arrived, row.refused) for row in filled.refused] == [("no GPU", 3, 0)]
@@ -48,15 +48,15 @@ def test_pods_without_cards_fill_nothing():
 
 @pytest.mark.parametrize("policy", CARD_POLICIES)
 def test_what_fits_exactly_is_placed_under_every_policy(policy):
-    world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(500)] * 4)
+    world = smalltraces.workload([smalltraces.node("a", 1000, 1000)], [smalltraces.shape(500)] * 4)
     filled = simulate_fill(world, policy, 1, demand=None)
     assert filled.first_refusal is None
     assert [(p.arrived, p.allocated) for p in filled.points] == [(25, 25.0), (50, 50.0), (75, 75.0), (100, 100.0)]
 
 
 def test_refused_pods_are_counted_by_size_and_do_not_return():
-    shapes = [worlds.shape(600)] * 3 + [worlds.shape(cards=2)]
-    world = worlds.workload([worlds.node("a", 1000, 1000)], shapes)
+    shapes = [smalltraces.shape(600)] * 3 + [smalltraces.shape(cards=2)]
+    world = smalltraces.workload([smalltraces.node("a", 1000, 1000)], shapes)
     filled = simulate_fill(world, "spread", 1, demand=None)
     assert {(row.size, row.arrived, row.refused) for row in filled.refused} in (
         {("below 1", 3, 1), ("to 2", 1, 1)},
@@ -65,31 +65,31 @@ def test_refused_pods_are_counted_by_size_and_do_not_return():
 
 
 def test_node_without_cpu_takes_no_more_pods():
-    world = worlds.workload([worlds.node("a", 1000, cpu=1500)], [worlds.shape(100)] * 5)
+    world = smalltraces.workload([smalltraces.node("a", 1000, cpu=1500)], [smalltraces.shape(100)] * 5)
     assert [(row.arrived, row.refused) for row in simulate_fill(world, "binpack", 1, demand=None).refused] == [(5, 4)]
 
 
 def test_all_idle_memory_is_fragmented_for_larger_pods():
-    world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)] * 2)
+    world = smalltraces.workload([smalltraces.node("a", 1000, 1000)], [smalltraces.shape(600)] * 2)
     filled = simulate_fill(world, "spread", 1, demand=None)
     assert [p.fragmented for p in filled.points] == pytest.approx([100 * 400 / 1400, 100.0])
 
 
 def test_counts_fitting_pods_at_the_end_and_with_added_nodes():
-    world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)])
+    world = smalltraces.workload([smalltraces.node("a", 1000, 1000)], [smalltraces.shape(600)])
     filled = simulate_fill(
         world,
         "binpack",
         1,
         demand=None,
-        extra_shapes=[worlds.shape(400), worlds.shape(cards=1)],
-        added_nodes=[worlds.node("b", 1000)],
+        extra_shapes=[smalltraces.shape(400), smalltraces.shape(cards=1)],
+        added_nodes=[smalltraces.node("b", 1000)],
     )
     assert filled.fits == ((3, 5), (1, 2))
 
 
 def test_point_between_two_is_the_earlier_one():
-    world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(cards=1)] * 2)
+    world = smalltraces.workload([smalltraces.node("a", 1000, 1000)], [smalltraces.shape(cards=1)] * 2)
     filled = simulate_fill(world, "binpack", 1, demand=None)
     at = [filled.point_at(percent) for percent in (49, 50, 99, 100)]
     assert [point and point.allocated for point in at] == [None, 50.0, 50.0, 100.0]
@@ -100,7 +100,7 @@ def test_unreached_bound_changes_nothing(tiny):
 
 
 def test_bounded_decisions_refuse_no_pod_that_fits():
-    nodes = [worlds.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is scored
-    world = worlds.workload(nodes, [worlds.shape(1000)] * 200)
+    nodes = [smalltraces.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is scored
+    world = smalltraces.workload(nodes, [smalltraces.shape(1000)] * 200)
     for policy in ("bestfit", "priced"):
         assert simulate_fill(world, policy, 1, demand=None, max_scored_nodes=4).first_refusal is None

@@ -4,11 +4,11 @@ import pytest
 
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.simulation import traces
-from tests.simulation import worlds
+from tests.simulation import smalltraces
 
 
 def test_trace_rows_are_read(tmp_path):
-    workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    workload = traces.read_trace(smalltraces.write_trace(tmp_path), "tiny")
     assert [len(node.cards) for node in workload.nodes] == [8, 8, 2, 2, 2, 0]
     assert workload.capacity == 22_000
     assert workload.mean_card_size == 1000
@@ -19,7 +19,7 @@ def test_trace_rows_are_read(tmp_path):
 
 
 def test_pod_with_card_models_requests_a_class_of_these_models(tmp_path):
-    workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    workload = traces.read_trace(smalltraces.write_trace(tmp_path), "tiny")
     assert traces.requested_classes(workload) == {"T4|P100", "G2"}
     classes_of_node = {node.name: node.cards[0].classes for node in workload.nodes if node.cards}
     assert classes_of_node["small-0"] == classes_of_node["small-2"] == {"T4|P100"}
@@ -27,12 +27,12 @@ def test_pod_with_card_models_requests_a_class_of_these_models(tmp_path):
 
 
 def test_pods_with_equal_requests_share_one_shape(tmp_path):
-    workload = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
+    workload = traces.read_trace(smalltraces.write_trace(tmp_path), "tiny")
     assert len({id(pod.shape) for pod in workload.pods}) == len({pod.shape for pod in workload.pods})
 
 
 def test_the_columns_that_some_lists_lack_are_not_needed(tmp_path):
-    worlds.write_trace(tmp_path)
+    smalltraces.write_trace(tmp_path)
     text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\na,1000,1024,2,1000\n"
     (tmp_path / "openb_pod_list_short.csv").write_text(text)
     (pod,) = traces.read_trace(tmp_path, "short").pods
@@ -53,7 +53,7 @@ def test_the_columns_that_some_lists_lack_are_not_needed(tmp_path):
     ],
 )
 def test_invalid_row(tmp_path, line, message):
-    worlds.write_trace(tmp_path, "bad", [line])
+    smalltraces.write_trace(tmp_path, "bad", [line])
     with pytest.raises(InvalidRequest) as caught:
         traces.read_trace(tmp_path, "bad")
     assert str(caught.value).startswith(message)
@@ -61,7 +61,7 @@ def test_invalid_row(tmp_path, line, message):
 
 
 def test_a_line_number_is_that_of_the_file(tmp_path):
-    worlds.write_trace(tmp_path, "bad", [*worlds.rows(), "a,x,1024,1,500,"])
+    smalltraces.write_trace(tmp_path, "bad", [*smalltraces.rows(), "a,x,1024,1,500,"])
     with pytest.raises(InvalidRequest, match=r"bad\.csv line 64, cpu_milli: 'x' is wrong"):
         traces.read_trace(tmp_path, "bad")
 
@@ -76,7 +76,7 @@ def test_a_line_number_is_that_of_the_file(tmp_path):
     ],
 )  # fmt: skip
 def test_a_list_that_cannot_be_read(tmp_path, content, message):
-    worlds.write_trace(tmp_path)
+    smalltraces.write_trace(tmp_path)
     if content is not None:
         (tmp_path / "openb_pod_list_bad.csv").write_bytes(content)
     with pytest.raises(InvalidRequest, match=message):
@@ -86,7 +86,7 @@ def test_a_list_that_cannot_be_read(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("pod_list_tiny", worlds.HEAD, "openb_pod_list_tiny.csv: has no rows below its header; write the rows"),
+        ("pod_list_tiny", smalltraces.HEAD, "openb_pod_list_tiny.csv: has no rows below its header; write the rows"),
         (
             "node_list_gpu_node",
             "sn,cpu_milli,memory_mib,gpu,model\n",
@@ -99,13 +99,13 @@ def test_a_list_that_cannot_be_read(tmp_path, content, message):
         ),
         (
             "node_list_gpu_node",
-            worlds.NODES + "big-0,64000,262144,8,G2\n",
+            smalltraces.NODES + "big-0,64000,262144,8,G2\n",
             "openb_node_list_gpu_node.csv line 8, sn: 'big-0' is the name in openb_node_list_gpu_node.csv line 2 too",
         ),
     ],
 )
 def test_lists_without_anything_to_simulate(tmp_path, file, text, message):
-    worlds.write_trace(tmp_path)
+    smalltraces.write_trace(tmp_path)
     (tmp_path / f"openb_{file}.csv").write_text(text)
     with pytest.raises(InvalidRequest) as caught:
         traces.read_trace(tmp_path, "tiny")
@@ -113,7 +113,7 @@ def test_lists_without_anything_to_simulate(tmp_path, file, text, message):
 
 
 def test_file_written_by_a_spreadsheet(tmp_path):
-    worlds.write_trace(tmp_path)
+    smalltraces.write_trace(tmp_path)
     for path in tmp_path.iterdir():
         path.write_text(path.read_text(), encoding="utf-8-sig")
     assert len(traces.read_trace(tmp_path, "tiny").pods) == 62

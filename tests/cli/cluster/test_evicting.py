@@ -12,10 +12,10 @@ from cardwise.core.api import assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.holding import Holding
 from tests.build import Assignment
-from tests.cli import worlds
-from tests.cli.cardworlds import Cards
+from tests.cli import clusters
+from tests.cli.clusters import Cluster
 from tests.cli.commands.test_defrag import NOW, SPREADING, cluster, objects, run, running, three, with_controller
-from tests.cli.worlds import Cluster
+from tests.cli.evictioncluster import Cards
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -298,7 +298,7 @@ def test_a_card_that_a_person_cordons_just_before_it_is_cordoned_keeps_the_reaso
         lambda _: api.change("extendedresources", "gpu-n1-0", spec=by_hand), "create", "*/selfsubjectreviews"
     )
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: None)
-    shown = worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
+    shown = clusters.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
     card = api.card("gpu-n1-0")
     assert card["spec"] | by_hand == card["spec"], shown.output
 
@@ -368,7 +368,7 @@ def test_without_a_plan_the_cards_of_a_killed_defrag_are_given_back_too(monkeypa
 @pytest.mark.parametrize("words", [("cordon", "n1/1"), ("drain", "n1/1", "--force", "--timeout", "5s")])
 def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the_persons(monkeypatch, words):
     api = left_by_a_killed_one("gpu-n1-1")
-    shown = worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
+    shown = clusters.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
     assert "GPU 1 of node n1 (GPU-n1-1) cordoned\n" in shown.output
     cordon = api.card("gpu-n1-1")["spec"]["cordon"]
     assert (cordon["reason"], cordon["time"]) == ("", api.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
@@ -380,7 +380,9 @@ def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the
 @pytest.mark.parametrize("words", [("cordon", "n1/0"), ("drain", "n1/0", "--force", "--timeout", "5s")])
 def test_a_card_that_a_person_cordons_while_defrag_moves_its_pods_stays_cordoned(monkeypatch, words):
     api = Cordoned()
-    monkeypatch.setattr(MoveRun, "move_pod", lambda *_: worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW)))
+    monkeypatch.setattr(
+        MoveRun, "move_pod", lambda *_: clusters.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
+    )
     run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert api.card("gpu-n1-0")["spec"]["cordon"]["reason"] == ""
     assert api.unschedulable_reason() == ["gpu-n1-0"]
@@ -420,7 +422,7 @@ def test_nodes_says_what_a_killed_defrag_has_left(monkeypatch):
     api.clock.set_wall(NOW)
     wrong = FakeClock(wall=NOW + timedelta(days=-1))
     note = "by a defrag; if that is no longer running, uncordon it: cardwise uncordon n1/0\n"
-    assert note in worlds.run(monkeypatch, api, "nodes", clock=wrong).stderr
+    assert note in clusters.run(monkeypatch, api, "nodes", clock=wrong).stderr
     begun = KILLED | {"time": "2026-11-21T11:50:00Z"}
     api.change("extendedresources", "gpu-n1-0", spec={"cordon": begun})
-    assert note not in worlds.run(monkeypatch, api, "nodes", clock=wrong).stderr
+    assert note not in clusters.run(monkeypatch, api, "nodes", clock=wrong).stderr

@@ -13,7 +13,7 @@ from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
-from tests.cli.worlds import Cluster, card, run, waiting
+from tests.cli.clusters import Cluster, card, run, waiting
 from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import Request
 

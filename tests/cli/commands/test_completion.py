@@ -16,8 +16,8 @@ from cardwise.cli import main
 from cardwise.cli.commands import completion
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
-from tests.cli.cardworlds import Cards
-from tests.cli.worlds import card, device, lists, run
+from tests.cli.clusters import card, device, lists, run
+from tests.cli.evictioncluster import Cards
 
 ROOT = Path(__file__).parents[3]
 

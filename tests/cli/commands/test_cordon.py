@@ -5,9 +5,9 @@ from click.testing import Result
 
 from cardwise.core.api import names
 from cardwise.kube import paths
-from tests.cli import worlds
-from tests.cli.cardworlds import Cards, spec
-from tests.cli.worlds import card, device
+from tests.cli import clusters
+from tests.cli.clusters import card, device
+from tests.cli.evictioncluster import Cards, spec
 from tests.fakes.clock import FakeClock
 
 
@@ -17,7 +17,7 @@ def api() -> Cards:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cards, *args: str) -> Result:
-    return worlds.run(monkeypatch, api, *args, clock=FakeClock())
+    return clusters.run(monkeypatch, api, *args, clock=FakeClock())
 
 
 @pytest.mark.parametrize("text", ["n1/1", "GPU-n1-1", "gpu-n1-1", "n1-1"])

@@ -14,8 +14,8 @@ from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.policies import DEFAULT
 from cardwise.core.defrag.defrag import plan
 from tests.build import resource_class
-from tests.cli import worlds
-from tests.cli.worlds import Cluster, allocated, card, placed
+from tests.cli import clusters
+from tests.cli.clusters import Cluster, allocated, card, placed
 from tests.fakes.clock import FakeClock
 
 K80S = resource_class("nvidia.tesla.k80")
@@ -77,7 +77,7 @@ def three(**metadata: object) -> list[dict]:
 def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
     """On a machine whose time of day is wrong."""
     api.clock.set_wall(NOW)
-    return worlds.run(monkeypatch, api, "defrag", *args, clock=FakeClock(wall=NOW + timedelta(days=-100)))
+    return clusters.run(monkeypatch, api, "defrag", *args, clock=FakeClock(wall=NOW + timedelta(days=-100)))
 
 
 def test_what_would_move_and_where_to(monkeypatch):

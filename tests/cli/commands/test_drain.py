@@ -10,8 +10,8 @@ from cardwise.cli import main
 from cardwise.cli.cluster import cordons
 from cardwise.cli.commands import drain
 from cardwise.kube import errors, paths
-from tests.cli.cardworlds import Cards, running, spec
-from tests.cli.worlds import card, placed, run
+from tests.cli.clusters import card, placed, run
+from tests.cli.evictioncluster import Cards, running, spec
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 

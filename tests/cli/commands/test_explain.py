@@ -12,7 +12,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import errors
 from tests.build import event
-from tests.cli.worlds import K80_CLASS, Cluster, card, lists, placed, run, waiting
+from tests.cli.clusters import K80_CLASS, Cluster, card, lists, placed, run, waiting
 
 
 def owned(pod: Json, kind: str, name: str, **labels: str) -> Json:

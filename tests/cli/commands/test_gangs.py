@@ -12,7 +12,7 @@ from cardwise.cli.render import gangtable
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.build import pod_group
-from tests.cli.worlds import Cluster, lists, run, waiting
+from tests.cli.clusters import Cluster, lists, run, waiting
 
 NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 SHARE = {names.GPU_MEM: "8138", names.SHARE: "1"}

@@ -8,12 +8,12 @@ import yaml
 from cardwise.core.api import names
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
-from tests.cli import worlds
-from tests.cli.worlds import K80, P100, Cluster, card, lists, placed
+from tests.cli import clusters
+from tests.cli.clusters import K80, P100, Cluster, card, lists, placed
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
-    return worlds.run(monkeypatch, api, "nodes", *args)
+    return clusters.run(monkeypatch, api, "nodes", *args)
 
 
 def learned(*asks: tuple[RequestSize, float]) -> dict:

@@ -14,16 +14,15 @@ from click.testing import CliRunner, Result
 from cardwise.cli import main
 from cardwise.core.api.policies import CARD_POLICIES
 from tests.build import resource_class
-from tests.cli import worlds as clusters
-from tests.cli.worlds import K80, P100, Cluster, card, device, lists, placed, waiting
-from tests.simulation import worlds
+from tests.cli import clusters
+from tests.cli.clusters import K80, P100, Cluster, card, device, lists, placed, waiting
 
 
 @pytest.fixture(name="trace")
 def _trace(tmp_path):
     folder = tmp_path / "openb"
     folder.mkdir()
-    return str(worlds.write_trace(folder, "default"))
+    return str(clusters.write_trace(folder, "default"))
 
 
 def run(*args: str) -> Result:
@@ -91,7 +90,7 @@ def test_pods_that_leave(trace):
 
 
 def test_several_lists_of_pods_and_plots_of_each(trace, tmp_path):
-    worlds.write_trace(tmp_path / "openb", "other", list(worlds.rows(((30, 1, 500, ""),))))
+    clusters.write_trace(tmp_path / "openb", "other", list(clusters.rows(((30, 1, 500, ""),))))
     folder = tmp_path / "plots"
     of = ("--pods", "default", "--pods", "other", "--seeds", "1", "--policy", "spread", "--processes", "1")
     completed = run(trace, *of, "--plots", str(folder))

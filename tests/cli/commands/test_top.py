@@ -25,8 +25,8 @@ from cardwise.cli.commands import top
 from cardwise.cli.render import livescreen, toptable
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
-from tests.cli import worlds
-from tests.cli.worlds import K80, Cluster, allocated, card, device, placed
+from tests.cli import clusters
+from tests.cli.clusters import K80, Cluster, allocated, card, device, placed
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
@@ -110,7 +110,7 @@ def api() -> Cluster:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str) -> Result:
-    return worlds.run(monkeypatch, api, "top", *args)
+    return clusters.run(monkeypatch, api, "top", *args)
 
 
 def test_the_screen(monkeypatch, api):
@@ -270,7 +270,7 @@ import fcntl, signal, termios
 signal.signal(signal.SIGINT, signal.default_int_handler)
 fcntl.ioctl(1, termios.TIOCSCTTY, 0)
 from cardwise.cli.commands import top
-from tests.cli.worlds import Cluster, card
+from tests.cli.clusters import Cluster, card
 top.show_live(top.TopView(Cluster({"extendedresources": [card("n1", 0)]}).kube), 600.0)
 """
 

@@ -10,7 +10,7 @@ from cardwise.cli.doctor.policies import ALWAYS_INSTALLED
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests import build
-from tests.cli.worlds import card
+from tests.cli.clusters import card
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
 

@@ -15,7 +15,7 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent
 from tests import build
-from tests.cli.worlds import Cluster, run
+from tests.cli.clusters import Cluster, run
 from tests.fakes.apiserver import Fault
 from tests.helm.rendering import CHART
 from webhook.pods import environment

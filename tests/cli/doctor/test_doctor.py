@@ -21,8 +21,8 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import nodeconstraints
 from tests.build import gpu_quota, resource_quota
+from tests.cli.clusters import Cluster, card, run
 from tests.cli.doctor.planted import NOW, configuration, controlled, lease, node, part, troubles, workload
-from tests.cli.worlds import Cluster, card, run
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
 

@@ -17,8 +17,8 @@ from cardwise.cli.doctor.waiting import check_unrewritten_pods
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests import build
+from tests.cli.clusters import Cluster
 from tests.cli.doctor.planted import NOW, part, troubles
-from tests.cli.worlds import Cluster
 from tests.fakes.clock import FakeClock
 
 SYSTEM = names.NAMESPACE

@@ -12,9 +12,9 @@ from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
+from tests.cli.clusters import Cluster
 from tests.cli.doctor import planted
 from tests.cli.doctor.planted import part
-from tests.cli.worlds import Cluster
 from tests.fakes.apiserver import Request
 
 TENANT: Final = "a-team"  # the API server lists its objects before those of cardwise-system

@@ -4,7 +4,7 @@ import json
 
 import yaml
 
-from tests.cli.worlds import card, lists, run, waiting
+from tests.cli.clusters import card, lists, run, waiting
 
 
 def explain_pod_as(monkeypatch, api, name):

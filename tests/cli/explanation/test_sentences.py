@@ -28,7 +28,7 @@ from tests.build import (
     resource_class,
     shares,
 )
-from tests.cli.worlds import K80_CLASS, card, lists, placed, waiting
+from tests.cli.clusters import K80_CLASS, card, lists, placed, waiting
 
 
 def test_a_waiting_pod_hears_which_card_is_short_by_how_much():

@@ -22,7 +22,7 @@ from cardwise.cli.explanation import missingpods, sentences
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests import build
-from tests.cli.worlds import Cluster, card, placed, waiting
+from tests.cli.clusters import Cluster, card, placed, waiting
 from tests.fakes.clock import FakeClock
 
 PAGE = yaml.safe_load((Path(__file__).parent / "states.yaml").read_text())

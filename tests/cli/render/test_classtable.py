@@ -10,7 +10,7 @@ from cardwise.core.placement import totals
 from cardwise.core.placement.totals import CardClassView
 from cardwise.kube import clusterstate
 from tests.build import automatic_class
-from tests.cli.worlds import K80_CLASS, Cluster, lists
+from tests.cli.clusters import K80_CLASS, Cluster, lists
 
 K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
 

@@ -9,7 +9,7 @@ from cardwise.core.placement import totals
 from cardwise.core.placement.totals import EntryView
 from cardwise.kube import clusterstate
 from tests.build import gpu_quota, resource_quota
-from tests.cli.worlds import K80_CLASS, Cluster, lists
+from tests.cli.clusters import K80_CLASS, Cluster, lists
 
 NATIVE = resource_quota(
     {"requests.cardwise.dev/nvidia.tesla.k80": "5", "requests.aliyun.com/gpu-mem": "65536", "pods": "10"},

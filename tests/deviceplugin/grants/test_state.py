@@ -13,7 +13,7 @@ from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants import cdi
 from deviceplugin.grants.grants import AddedGrant, GrantedDevice, GrantStore, UnsafeName
 from tests.deviceplugin.conftest import P100, RESOURCES, card_uuid, health, refusal
-from tests.deviceplugin.mps.worlds import bound
+from tests.deviceplugin.mps.managednode import bound
 from tests.deviceplugin.records import grant
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.deviceplugin.mps.worlds import World
+from tests.deviceplugin.mps.managednode import World
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.mps import Mode, MpsState
 from mps.agent import podshares
 from tests.deviceplugin.conftest import PODS, refused
-from tests.deviceplugin.mps.worlds import HALF, OURS, bound, pipes, refusal_message, start
+from tests.deviceplugin.mps.managednode import HALF, OURS, bound, pipes, refusal_message, start
 
 
 def test_the_agent_sees_the_cards_of_its_pod_and_no_lock(world):

@@ -6,7 +6,7 @@ from cardwise.core.api import mps, names
 from cardwise.core.api.mps import MpsState
 from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import P100, refused
-from tests.deviceplugin.mps.worlds import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, refusal_message, start
+from tests.deviceplugin.mps.managednode import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, refusal_message, start
 
 
 def test_a_container_gets_the_pipe_of_its_card_its_limit_and_nothing_else(world):

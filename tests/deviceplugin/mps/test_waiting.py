@@ -11,7 +11,7 @@ from cardwise.core.values.quantity import MiB
 from deviceplugin.grants.mpswait import MAX_WAIT_SECONDS
 from deviceplugin.grants.waitslots import WAIT_SLOTS
 from tests.deviceplugin.conftest import P100, card_uuid, refused
-from tests.deviceplugin.mps.worlds import HALF, LIMIT_ENV, OURS, bound, pipes, refusal_message, start
+from tests.deviceplugin.mps.managednode import HALF, LIMIT_ENV, OURS, bound, pipes, refusal_message, start
 
 PATIENCE = 60  # real seconds
 

@@ -24,7 +24,7 @@ from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.leadership.leadership import Denial, Leadership
 from tests.build import P100, asking
 from tests.examples import examples
-from tests.extender.worlds import make_state, with_cards
+from tests.extender.states import make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 

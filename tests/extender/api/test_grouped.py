@@ -14,7 +14,7 @@ from extender.api.verbs import AnswerSettings
 from extender.records.wire import FilterArgs
 from tests.build import P100, asking
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import as_pod, bound, free, make_state, with_cards
+from tests.extender.states import as_pod, bound, free, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 ALL = AnswerSettings(policy="binpack", one_best_node=False)

@@ -15,8 +15,8 @@ from extender.api.metrics import GaugeReaders, Metrics, most_frequent
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
 from tests.build import P100, asking
-from tests.extender.gangworlds import World, member
-from tests.extender.worlds import as_pod, bound, make_state, with_cards
+from tests.extender.gangcluster import World, member
+from tests.extender.states import as_pod, bound, make_state, with_cards
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 

@@ -14,8 +14,8 @@ from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs, FilterResult
 from tests.build import P100, asking, extended_resource, reported_share, resource_class
-from tests.extender.gangworlds import reserve
-from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, make_state, with_cards
+from tests.extender.gangcluster import reserve
+from tests.extender.states import as_card, as_class, as_pod, as_quota, bound, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 ONE = AnswerSettings(policy="binpack", one_best_node=True)

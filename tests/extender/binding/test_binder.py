@@ -14,7 +14,7 @@ from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
 from tests.build import P100, asking, extended_resource
-from tests.extender.worlds import as_card, as_pod, bound, comes, free, make_state, mark, with_cards
+from tests.extender.states import as_card, as_pod, bound, comes, free, make_state, mark, with_cards
 from tests.fakes.apiserver import ApiServer, Fault, Request, Rule
 from tests.fakes.clock import FakeClock
 

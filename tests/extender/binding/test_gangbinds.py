@@ -16,9 +16,9 @@ from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import BindArgs, FilterArgs
 from extender.state import State
 from tests.build import P100, extended_resource
-from tests.extender.gangworlds import PREFERENCES, World, member
-from tests.extender.gangworlds import single as single_pod
-from tests.extender.worlds import as_card, as_pod
+from tests.extender.gangcluster import PREFERENCES, World, member
+from tests.extender.gangcluster import single as single_pod
+from tests.extender.states import as_card, as_pod
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 

@@ -26,7 +26,7 @@ from extender.records.wire import BindArgs
 from tests.build import P100, asking, extended_resource
 from tests.examples import examples
 from tests.extender.leaders import Cluster, Extender
-from tests.extender.worlds import ENDED, as_card
+from tests.extender.states import ENDED, as_card
 from tests.fakes.apiserver import Answer, Fault, Request
 from tests.fakes.clock import FakeClock
 

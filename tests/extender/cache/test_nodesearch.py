@@ -15,9 +15,9 @@ from extender.queue import searchpauses
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, extended_resource, pod
 from tests.examples import examples
-from tests.extender.gangworlds import reserve
-from tests.extender.nominationworlds import World
-from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, make_state
+from tests.extender.gangcluster import reserve
+from tests.extender.nominationcluster import World
+from tests.extender.states import ENDED, as_card, as_pod, as_quota, bound, make_state
 from tests.fakes.clock import FakeClock
 
 NODES = [f"n{i:03}" for i in range(SMALL_SEARCH_NODES + 4)]

@@ -7,7 +7,7 @@ from cardwise.core.placement.placement import Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.state import State
 from tests.build import P100, container, extended_resource, pod, resource_class
-from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, make_state, plan, refuse, with_cards
+from tests.extender.states import as_card, as_class, as_pod, as_quota, bound, make_state, plan, refuse, with_cards
 from tests.fakes.clock import FakeClock
 
 

@@ -10,7 +10,7 @@ from extender.cache import inventory, reservations
 from extender.cache.reservations import Reservations
 from extender.reporting import statuses
 from tests.build import P100, extended_resource, reported_share
-from tests.extender.worlds import as_card, as_pod, as_quota, bound, free, make_state, mark, refuse, with_cards
+from tests.extender.states import as_card, as_pod, as_quota, bound, free, make_state, mark, refuse, with_cards
 
 OURS = as_card(extended_resource(1))[0]
 STATIC = "0" * 32  # as the kubelet names a pod of its own manifests

@@ -28,7 +28,7 @@ from extender.cache.reservations import (
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.podref import PodRef
 from tests.build import P100, asking, extended_resource, pod, reported_share
-from tests.extender.worlds import as_card, as_pod, begin, bound, free, make_state, plan, with_cards
+from tests.extender.states import as_card, as_pod, begin, bound, free, make_state, plan, with_cards
 
 POD = PodRef("uid-p", "default", "p")
 

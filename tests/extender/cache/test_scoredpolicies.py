@@ -15,8 +15,8 @@ from extender.nomination.nominator import NominationMode, NominationSettings
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
 from tests.build import P100, asking
-from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import as_pod, bound, make_state, with_cards
+from tests.extender.nominationcluster import World as Ahead
+from tests.extender.states import as_pod, bound, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 

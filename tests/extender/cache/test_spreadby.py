@@ -18,7 +18,7 @@ from extender.queue.searchpauses import SearchPauses
 from extender.records.pod import Pod
 from extender.records.wire import FilterArgs
 from tests.build import P100, asking, container
-from tests.extender.nominationworlds import World as Ahead
+from tests.extender.nominationcluster import World as Ahead
 
 ZONE = "topology.kubernetes.io/zone"
 ZONES = {"a1": "a", "a2": "a", "b1": "b", "c1": "c", "x1": ""}  # "": without the label

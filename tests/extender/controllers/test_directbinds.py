@@ -10,8 +10,8 @@ from cardwise.kube import paths
 from extender.controllers.directbinds import DirectBindController
 from extender.records.podinfo import PodRecord
 from tests.build import P100, asking, container, shares
-from tests.extender.gangworlds import member
-from tests.extender.worlds import as_pod, make_state, with_cards
+from tests.extender.gangcluster import member
+from tests.extender.states import as_pod, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events

@@ -16,7 +16,7 @@ from extender.records.podref import PodRef
 from extender.reporting.listers import Lister
 from extender.reporting.podgroupwriter import PodGroupWriter
 from tests.build import P100, pod_group
-from tests.extender.gangworlds import World, member
+from tests.extender.gangcluster import World, member
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.events import Events
 from tests.runtime.http.loopback import until

@@ -9,7 +9,7 @@ from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.controllers.loops import Loops
 from tests.build import extended_resource
-from tests.extender.worlds import as_card, make_state, refuse, with_cards
+from tests.extender.states import as_card, make_state, refuse, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 
 N1 = paths.nodes("n1")

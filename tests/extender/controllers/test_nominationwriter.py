@@ -7,8 +7,8 @@ from extender.controllers.nominationwriter import NominationWriter
 from extender.nomination.nominator import NominationOutcome, Nominee
 from extender.records.podref import PodRef
 from tests.build import P100
-from tests.extender.nominationworlds import World
-from tests.extender.worlds import free
+from tests.extender.nominationcluster import World
+from tests.extender.states import free
 from tests.fakes.apiserver import ApiServer, Fault
 
 POD, STATUS = paths.pods("default", "p"), paths.pods("default", "p", "status")

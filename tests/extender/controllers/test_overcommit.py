@@ -9,7 +9,7 @@ from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.controllers.overcommit import OvercommitController
 from tests.build import P100, asking, extended_resource, reported_share
-from tests.extender.worlds import as_card, as_pod, make_state, with_cards
+from tests.extender.states import as_card, as_pod, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events

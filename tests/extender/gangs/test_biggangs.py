@@ -7,8 +7,8 @@ from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from extender.gangs.gangqueue import AT_A_TIME
 from extender.gangs.gangtypes import PlannedNode
 from tests.build import P100
-from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import as_pod, bound
+from tests.extender.gangcluster import NodeSpec, World, member, single
+from tests.extender.states import as_pod, bound
 from tests.working import work
 
 

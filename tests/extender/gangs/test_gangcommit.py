@@ -21,8 +21,8 @@ from extender.gangs.gangplanner import GangPlanner
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.build import P100, extended_resource, resource_class
-from tests.extender.gangworlds import NodeSpec, World, member, reserve, single
-from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound
+from tests.extender.gangcluster import NodeSpec, World, member, reserve, single
+from tests.extender.states import as_card, as_class, as_pod, as_quota, bound
 from tests.theory import theory_of
 
 GIB = 1 << 30

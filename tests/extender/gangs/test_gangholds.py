@@ -8,8 +8,8 @@ from extender.cache.reservations import Phase
 from extender.gangs import reservation
 from extender.records.podref import PodRef
 from tests.build import P100, extended_resource
-from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import as_card
+from tests.extender.gangcluster import NodeSpec, World, member, single
+from tests.extender.states import as_card
 
 
 def by_somebody_else(world: World, name: str, node: str) -> None:

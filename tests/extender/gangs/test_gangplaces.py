@@ -11,8 +11,8 @@ from extender.gangs.gangplaces import CHEAP
 from extender.gangs.gangplanner import PlannedGang
 from extender.records.pod import Pod
 from tests.build import P100, container, extended_resource
-from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import as_card
+from tests.extender.gangcluster import NodeSpec, World, member, single
+from tests.extender.states import as_card
 
 # Cards that are kept for nominated pods.
 

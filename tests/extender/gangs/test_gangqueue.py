@@ -8,7 +8,7 @@ from cardwise.core.gangs.gangstate import Gang
 from extender.gangs import gangqueue
 from extender.gangs.gangqueue import GangQueue
 from tests.examples import examples
-from tests.extender.gangworlds import NoPlan
+from tests.extender.gangcluster import NoPlan
 
 AT_A_TIME = 2
 

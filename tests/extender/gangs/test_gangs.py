@@ -8,8 +8,8 @@ from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from cardwise.core.values.refusals import Refusal
 from extender.records.nodeinfo import PlacedPod
 from tests.build import P100, extended_resource
-from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import as_card, as_quota
+from tests.extender.gangcluster import NodeSpec, World, member, single
+from tests.extender.states import as_card, as_quota
 
 INCOMPLETE, WAITS = Refusal.GANG_INCOMPLETE.text, Refusal.GANG_WAITS.text
 BACKS_OFF, FOLLOWS = Refusal.GANG_BACKS_OFF.text, Refusal.GANG_FOLLOWS.text

@@ -15,7 +15,7 @@ from extender.gangs.gangplaces import _ERROR_SECONDS
 from extender.gangs.gangplanner import GangPlanner
 from extender.gangs.gangs import _CALL_SECONDS, Gangs
 from tests.build import P100
-from tests.extender.gangworlds import World, member, single
+from tests.extender.gangcluster import World, member, single
 
 GANGS = 6
 

@@ -9,7 +9,7 @@ from cardwise.core.gangs.gangs import ForeignPodGroup, PodGroupSpec
 from extender.records import podinfo
 from extender.records.nodeinfo import PlacedPod
 from tests.build import P100
-from tests.extender.gangworlds import World, member
+from tests.extender.gangcluster import World, member
 
 NATIVE = ForeignPodGroup.KUBERNETES
 

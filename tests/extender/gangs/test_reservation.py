@@ -8,8 +8,8 @@ from extender.gangs import cardsearch, reservation
 from extender.gangs.cardsearch import GangWithOffers
 from extender.records.pod import Pod
 from tests.build import P100, extended_resource
-from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import as_card, as_pod, as_quota, bound
+from tests.extender.gangcluster import NodeSpec, World, member, single
+from tests.extender.states import as_card, as_pod, as_quota, bound
 from tests.theory import theory_of
 
 RESERVED = Refusal.GANG_RESERVED.text

@@ -19,7 +19,7 @@ from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 from tests.build import P100, asking, pod
 from tests.extender.leaders import LEASE, Cluster, Extender
-from tests.extender.worlds import as_pod, bound, mark
+from tests.extender.states import as_pod, bound, mark
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 

@@ -9,9 +9,9 @@ from extender.nomination.nominator import NominationMode, NominationOutcome, Nom
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
 from tests.build import P100
-from tests.extender import gangworlds
-from tests.extender.nominationworlds import REFUSED, World
-from tests.extender.worlds import as_pod, as_quota, begin, bound, free, mark
+from tests.extender import gangcluster
+from tests.extender.nominationcluster import REFUSED, World
+from tests.extender.states import as_pod, as_quota, begin, bound, free, mark
 
 HALF = P100 // 2
 MOST = P100 * 3 // 4
@@ -306,7 +306,7 @@ def test_at_the_beginning_of_an_epoch_those_wait_whose_turn_it_is_not():
 
 def test_cards_that_are_reserved_for_a_gang_are_nominated_for_no_other_pod():
     world = World("n1", "n2")
-    gangworlds.reserve(world.state, "n1", P100 - HALF + 1)
+    gangcluster.reserve(world.state, "n1", P100 - HALF + 1)
     world.create("small", 64)
     world.create("p", HALF)
     assert world.nominate_all() == {"small": "n2", "p": "n2"}
@@ -406,7 +406,7 @@ def test_a_gang_that_comes_before_gets_what_is_held_by_later_ones(priority, gets
     world = World("n1")
     world.create("later", P100, created="2026-11-21T10:00:30Z")
     assert world.nominate_all() == {"later": "n1"}
-    world.show_pod(gangworlds.member("m", minimum=1, gated=False, created=60, priority=priority, gpu_mem=P100))
+    world.show_pod(gangcluster.member("m", minimum=1, gated=False, created=60, priority=priority, gpu_mem=P100))
     assert world.filter("m", "n1") == gets
     assert world.outcomes == ([NominationOutcome.OVERTAKEN] if gets else [])
 
@@ -435,7 +435,7 @@ def test_as_many_members_have_places_as_the_room_of_later_ones_gives(held, needs
     assert set(world.nominate_all().values()) == {"n1"}
     cards = {size: amount for size, amount in needs.items() if "gpu" in size}
     for i in range(3):
-        asks(gangworlds.member(f"m{i}", gated=False, priority=1000, **cards), **needs)
+        asks(gangcluster.member(f"m{i}", gated=False, priority=1000, **cards), **needs)
     assert [world.filter(f"m{i}", "n1") for i in range(3)] == [["n1"]] * 3
 
 

@@ -5,8 +5,8 @@ import pytest
 from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
 from extender.nomination import nominator
 from tests.build import P100
-from tests.extender.nominationworlds import World
-from tests.extender.worlds import bound
+from tests.extender.nominationcluster import World
+from tests.extender.states import bound
 
 HALF = P100 // 2
 

@@ -12,9 +12,9 @@ from extender.cache import clusterview
 from extender.preemption import preemption
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.build import extended_resource, shares
-from tests.extender.gangworlds import member, single
+from tests.extender.gangcluster import member, single
 from tests.extender.preemption.test_gangpreemption import HIGH, LOW, Full, gang
-from tests.extender.worlds import as_card, bound, on_victim_search
+from tests.extender.states import as_card, bound, on_victim_search
 
 MAX_STEPS = 20
 

@@ -20,8 +20,8 @@ from extender.records import wire
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.build import P100, extended_resource
 from tests.examples import examples
-from tests.extender.gangworlds import NodeSpec, World, member, single
-from tests.extender.worlds import as_card, as_quota, bound, looks_slowly, on_victim_search
+from tests.extender.gangcluster import NodeSpec, World, member, single
+from tests.extender.states import as_card, as_quota, bound, looks_slowly, on_victim_search
 from tests.theory import theory_of
 
 LOW, HIGH = 0, 1000

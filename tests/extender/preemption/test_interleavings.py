@@ -25,7 +25,7 @@ from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.build import P100, asking, extended_resource
 from tests.examples import examples
-from tests.extender.worlds import as_card, as_pod, bound, make_state
+from tests.extender.states import as_card, as_pod, bound, make_state
 from tests.fakes.clock import FakeClock
 
 HALF, CARDS = P100 // 2, 2

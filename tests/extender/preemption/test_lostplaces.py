@@ -5,10 +5,10 @@ import pytest
 from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord
 from tests.build import extended_resource
-from tests.extender.gangworlds import single
+from tests.extender.gangcluster import single
 from tests.extender.preemption.test_gangpreemption import HIGH, LOW, Full, gang
 from tests.extender.preemption.test_snapshots import reserve_for_gang
-from tests.extender.worlds import as_card
+from tests.extender.states import as_card
 
 CHANGES = {
     "the card fails": lambda world: world.state.set_card(*as_card(extended_resource(0, node="n1", health="Unhealthy"))),

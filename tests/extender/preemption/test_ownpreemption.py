@@ -20,10 +20,10 @@ from extender.preemption import preemption
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
 from tests.build import P100, extended_resource, resource_class, shares
-from tests.extender import gangworlds
+from tests.extender import gangcluster
 from tests.extender.preemption.test_gangpreemption import Full, gang
 from tests.extender.preemption.test_preemption import HIGH, LOW, MIDDLE, Scene, World
-from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, change_at_search, on_victim_search
+from tests.extender.states import as_card, as_class, as_pod, as_quota, bound, change_at_search, on_victim_search
 from tests.fakes.apiserver import Fault
 
 WHOLE = {"mem": 0, "whole_gpu": 1}
@@ -128,7 +128,7 @@ def test_no_pod_goes_for_a_member_of_a_podgroup_of_kubernetes():
     assert scene.evicted() == []
 
 
-class Gangs(gangworlds.World):
+class Gangs(gangcluster.World):
     """Nodes of two cards. `holders`: by node the MiB that a pod of low priority holds of each card, 0: none."""
 
     def __init__(self, **holders: tuple[int, int]) -> None:
@@ -147,7 +147,7 @@ class Gangs(gangworlds.World):
 
     def gang(self, size: int, *, priority: int = HIGH, **resources: int) -> None:
         members = (
-            gangworlds.member(f"g{i}", "g", size, gated=False, priority=priority, created=i, **resources)
+            gangcluster.member(f"g{i}", "g", size, gated=False, priority=priority, created=i, **resources)
             for i in range(size)
         )
         self.create(*members)
@@ -194,7 +194,7 @@ def test_what_is_free_is_kept_for_the_gang_while_its_victims_end():
     world.gang(2, whole_gpu=1)
     victims = world.evicts()
     assert len(victims) == 1
-    world.create(gangworlds.single("low", created=9, priority=LOW, whole_gpu=1))
+    world.create(gangcluster.single("low", created=9, priority=LOW, whole_gpu=1))
     world.run(2)
     assert "low" not in world.bound()
     world.delete(*victims)
@@ -268,7 +268,7 @@ def test_if_one_victim_of_a_gang_may_not_be_evicted_nothing_is_kept_for_it():
     assert len(evictions) == 2
     for eviction in evictions:
         world.state.preemption.on_eviction_failed(eviction, ["uid-n1-0"], 60.0)
-    world.create(gangworlds.single("low", created=9, priority=LOW, gpu_mem=1000))
+    world.create(gangcluster.single("low", created=9, priority=LOW, gpu_mem=1000))
     world.run(2)
     assert "low" in world.bound()
 
@@ -639,7 +639,7 @@ class GangScene(Scene):
         for card, name in enumerate(("a", "b")):
             self.world.runs(name, 1000, card)
         self.members = [
-            self.world.show_pod(gangworlds.member(f"g{i}", "g", 2, gated=False, priority=HIGH, whole_gpu=1))
+            self.world.show_pod(gangcluster.member(f"g{i}", "g", 2, gated=False, priority=HIGH, whole_gpu=1))
             for i in range(2)
         ]
 

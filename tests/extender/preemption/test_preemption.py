@@ -26,9 +26,9 @@ from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.build import P100, asking, extended_resource
-from tests.extender import nominationworlds
+from tests.extender import nominationcluster
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import as_card, as_pod, as_quota, bound, looks_slowly, make_state, on_victim_search
+from tests.extender.states import as_card, as_pod, as_quota, bound, looks_slowly, make_state, on_victim_search
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -254,7 +254,7 @@ def test_a_static_pod_stays_since_its_kubelet_would_start_it_again():
 @pytest.fixture
 def planned():
     """n1 has three cards. One is planned for a pod that comes before all others by its name, with its cpu."""
-    world = nominationworlds.World("n2")
+    world = nominationcluster.World("n2")
     world.node("n1", cards=3)
     world.full("n2")
     world.create("0", P100, cpu="1")

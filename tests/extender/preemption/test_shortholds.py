@@ -9,7 +9,7 @@ from cardwise.core.placement.ledger import Ledger
 from extender.cache.nominated import NominatedPods
 from extender.preemption import preemption
 from extender.records.nodeinfo import PlacedPod
-from tests.extender.gangworlds import single
+from tests.extender.gangcluster import single
 from tests.extender.preemption.test_gangpreemption import HIGH, LOW, Full, gang
 
 

@@ -19,7 +19,7 @@ from extender.records.pod import WaitingPod
 from tests.build import extended_resource
 from tests.examples import examples
 from tests.extender.preemption.test_preemption import HALF, HIGH, LOW, MIDDLE, P100, PREFERENCES, Scene, World, as_seen
-from tests.extender.worlds import as_card, as_pod, as_quota, on_victim_search
+from tests.extender.states import as_card, as_pod, as_quota, on_victim_search
 
 
 class Searched(World):

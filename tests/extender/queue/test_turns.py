@@ -8,10 +8,10 @@ from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.records.wire import FilterArgs
 from tests.build import asking
-from tests.extender.gangworlds import World as GangWorld
-from tests.extender.gangworlds import member
+from tests.extender.gangcluster import World as GangWorld
+from tests.extender.gangcluster import member
 from tests.extender.preemption.test_preemption import HALF, HIGH, LOW, PREFERENCES, World
-from tests.extender.worlds import as_pod
+from tests.extender.states import as_pod
 
 
 def turned_away(world: World, pod: dict) -> None:

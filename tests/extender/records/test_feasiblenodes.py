@@ -7,7 +7,7 @@ import pytest
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.records import feasiblenodes
 from extender.records.feasiblenodes import FeasibleNodes
-from tests.extender.nominationworlds import World
+from tests.extender.nominationcluster import World
 
 ZONE = {"zone": "a", "size": "8"}
 

@@ -11,7 +11,7 @@ from extender.cache.membership import ClassMembership
 from extender.records import cards, feasiblenodes, podinfo, shared
 from extender.records.feasiblenodes import FeasibleNodes
 from tests.build import extended_resource, resource_class
-from tests.extender.worlds import as_class
+from tests.extender.states import as_class
 
 MIB = 1 << 20
 

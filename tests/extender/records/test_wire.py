@@ -6,7 +6,7 @@ import pytest
 
 from extender.api import verbs
 from extender.records.wire import Malformed, decode_filter_args
-from tests.extender.gangworlds import PREFERENCES, World, member
+from tests.extender.gangcluster import PREFERENCES, World, member
 
 FIELDS = [
     *(("metadata", name) for name in ("name", "namespace", "uid", "labels", "annotations", "ownerReferences")),

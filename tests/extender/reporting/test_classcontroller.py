@@ -17,7 +17,7 @@ from extender.reporting.classcontroller import (
 )
 from extender.reporting.listers import Listers
 from tests.build import resource_class
-from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_path, er_object, er_path
+from tests.extender.statuscluster import CARDS, CLASSES, Watched, class_path, er_object, er_path
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 

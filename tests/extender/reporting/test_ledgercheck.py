@@ -5,7 +5,7 @@ import pytest
 from cardwise.core.api import names
 from extender.reporting.ledgercheck import PATIENCE
 from extender.reporting.statuses import Disagreement, count_node
-from tests.extender.statusworlds import CARDS, K80, World, card, er_object, er_path, holding
+from tests.extender.statuscluster import CARDS, K80, World, card, er_object, er_path, holding
 
 CARD = names.extended_resource_name("GPU-A")
 

@@ -11,7 +11,7 @@ from extender.records.podref import PodRef
 from extender.reporting.listers import Listers
 from extender.reporting.podevents import PodEvents
 from tests.build import resource_class
-from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_path, er_object
+from tests.extender.statuscluster import CARDS, CLASSES, Watched, class_path, er_object
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
 

@@ -12,7 +12,7 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import Holding
 from extender.reporting.statuswriter import StatusWriter
 from tests.build import gpu_quota, resource_class
-from tests.extender.statusworlds import (
+from tests.extender.statuscluster import (
     CARDS,
     CLASSES,
     K80,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import quotas
 from tests.build import gpu_quota, resource_class
 from tests.examples import examples
-from tests.extender.statusworlds import (
+from tests.extender.statuscluster import (
     CARDS,
     CLASSES,
     K80,

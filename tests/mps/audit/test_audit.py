@@ -18,7 +18,7 @@ from mps.audit.findings import PodGrant, Reason, Violation
 from mps.host.pods import ContainerView
 from mps.host.processes import SERVER
 from tests.mps import records
-from tests.mps.worlds import NODE, Node, uuid_of
+from tests.mps.mpsnode import NODE, Node, uuid_of
 
 SETTINGS = AuditSettings(interval=10.0, passes=3, tolerance=MiB(512))
 BUDGETS = "/apis/policy/v1/poddisruptionbudgets"

@@ -25,7 +25,7 @@ from mps.host.processes import LOCAL, Child, Host
 from tests.fakes.clock import FakeClock
 from tests.mps import fetch
 from tests.mps.hosts import FakeHost
-from tests.mps.worlds import DOUBLE
+from tests.mps.mpsnode import DOUBLE
 
 SECONDS = 60.0
 REAL = [f"real-{name}" for name in fetch.programs()] if os.environ.get("CARDWISE_MPS_REAL") else []

@@ -10,7 +10,7 @@ from mps.daemon.ceilings import Ceilings
 from mps.daemon.units import DaemonUnit
 from mps.host.control import CommandRefused, Control
 from tests.mps.double import daemon as double
-from tests.mps.worlds import P100, uuid_of
+from tests.mps.mpsnode import P100, uuid_of
 from tests.theory import theory_of
 
 

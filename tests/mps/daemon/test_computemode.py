@@ -11,7 +11,7 @@ from cardwise.gpus import mpsfiles
 from cardwise.gpus.protocol import ComputeMode
 from cardwise.gpus.simulated import SimulatedGpus
 from mps.daemon import computemode, directories
-from tests.mps.worlds import uuid_of
+from tests.mps.mpsnode import uuid_of
 
 UNREADABLE = "cannot read the former compute modes"
 DELETED = "the former compute modes have been deleted"

@@ -9,7 +9,7 @@ from cardwise.core.api.mps import MpsState
 from cardwise.kube import paths
 from mps.host.control import CommandRefused, Control
 from tests.mps.hosts import FakeProcess
-from tests.mps.worlds import Node
+from tests.mps.mpsnode import Node
 
 
 def beside_another(node: Node, name: str) -> FakeProcess:

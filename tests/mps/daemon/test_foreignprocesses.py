@@ -16,7 +16,7 @@ from mps.daemon.foreignprocesses import FORMER_CLIENT_SECONDS, ForeignProcesses
 from mps.daemon.units import DaemonUnit
 from mps.host.processes import SERVER
 from tests.fakes.clock import FakeClock
-from tests.mps.worlds import uuid_of
+from tests.mps.mpsnode import uuid_of
 from tests.theory import theory_of
 
 AUDIT = AuditSettings(interval=10.0, passes=3, tolerance=MiB(512), evict_after=300.0)

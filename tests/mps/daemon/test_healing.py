@@ -9,7 +9,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsfiles
-from tests.mps.worlds import PACE
+from tests.mps.mpsnode import PACE
 
 
 @pytest.mark.parametrize("wound", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])

@@ -8,7 +8,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardError, ComputeMode
 from cardwise.gpus.simulated import SimulatedGpus
 from mps.daemon import computemode
-from tests.mps.worlds import Cards, uuid_of
+from tests.mps.mpsnode import Cards, uuid_of
 
 
 @pytest.fixture

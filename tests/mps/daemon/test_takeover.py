@@ -7,7 +7,7 @@ from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL, SERVER
-from tests.mps.worlds import uuid_of
+from tests.mps.mpsnode import uuid_of
 
 
 def test_the_next_manager_takes_over_what_is_held_and_ends_what_is_not(pair):

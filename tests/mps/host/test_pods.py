@@ -146,7 +146,7 @@ def test_a_daemon_sees_cards_by_uuid_where_it_reads_them():
 
 @pytest.mark.parametrize(("driver", "has"), [("580", True), ("550", False)])
 def test_multi_user_mode_is_used_where_the_program_has_it_and_we_may(monkeypatch, driver, has):
-    from tests.mps.worlds import DOUBLE
+    from tests.mps.mpsnode import DOUBLE
 
     monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", driver)
     table = drivers.capabilities_of("580.1")

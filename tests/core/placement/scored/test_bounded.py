@@ -17,7 +17,7 @@ from cardwise.core.placement.scored.rows import SAMPLE, ShapeScores
 from cardwise.core.placement.scored.scoring import WeightedShape, WorkloadModel
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.values.quantity import MiB
-from tests.core.placement.scored.scoredworlds import CARD, fill, knows, load, share, warm, world
+from tests.core.placement.scored.engines import CARD, fill, knows, load, share, warm, world
 
 
 def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():

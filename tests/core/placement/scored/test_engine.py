@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.scoring import WeightedShape
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
-from tests.core.placement.scored.scoredworlds import CARD, Loads, knows, load, share, whole, world
+from tests.core.placement.scored.engines import CARD, Loads, knows, load, share, whole, world
 from tests.theory import theory_of
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cardwise.core.placement.scored.prices import PARTS, remainder_prices
-from tests.core.placement.scored.scoredworlds import load, share, world
+from tests.core.placement.scored.engines import load, share, world
 from tests.theory import theory_of
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
-from tests.cli.worlds import Cluster, placed
+from tests.cli.clusters import Cluster, placed
 from tests.fakes.apiserver import Fault, Request
 
 

@@ -20,7 +20,7 @@ from extender.records.wire import FilterArgs, FilterResult
 from extender.state import State
 from tests import build
 from tests.build import asking, extended_resource
-from tests.extender.worlds import as_card, as_pod
+from tests.extender.states import as_card, as_pod
 from tests.fakes.clock import FakeClock
 
 PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)

@@ -29,7 +29,7 @@ from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.build import P100, container, extended_resource
-from tests.extender.worlds import as_card
+from tests.extender.states import as_card
 from tests.fakes.clock import FakeClock
 
 GIB = 1 << 30
