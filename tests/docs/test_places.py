@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,27 @@ def test_other_folders_of_tests_are_in_their_table():
     }
     folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py"))}
     assert {name for name in folders if not package(name) and not (ROOT / name).is_dir()} <= rows
+
+
+def test_each_test_that_holds_a_rule_is_there():
+    table = (ROOT / "tests" / "README.md").read_text().partition("## Rules and the tests that hold them")[2]
+    rules = re.findall(r"^\| \d\. [^|]+\|(.*)\|(.*)\|(.*)\|$", table, re.MULTILINE)
+    assert len(rules) == 7
+    there = {path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    by_folder = {(path.parts[0], path.stem.removeprefix("test_")) for path in there}
+    for row in rules:
+        for folder, cell in zip(("property", "unit", "integration"), row, strict=True):
+            for name in re.findall(r"`([\w/]+)`", cell):
+                assert Path(f"{name}.py") in there or (folder, name) in by_folder, f"{folder}: {name}"
+
+
+def test_the_first_test_of_the_howto_is_green():
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "your-first-test.md").read_text(), re.DOTALL
+    )
+    names: dict[str, Callable[[], None]] = {}
+    exec(code, names)
+    names["test_a_share_goes_to_the_gpu_that_it_fills_best"]()
 
 
 def test_each_test_on_the_cluster_is_in_the_row_of_its_room():
