@@ -38,7 +38,7 @@ from mps.audit.evicting import EVICTIONS_PER_HOUR
 from mps.daemon import directories, units
 from mps.daemon.machine import PROBE_TIMEOUT_SECONDS, DaemonPace
 from mps.host import cgroups
-from mps.host.processes import CONTROL
+from mps.host.processes import CONTROL, LOCAL
 from mps.manager import ManagerLock, ManagerSettings, MpsManager, RootLocked
 
 _log = structlog.get_logger(__name__)
@@ -65,16 +65,16 @@ def _check_above_zero(_: click.Context, __: click.Parameter, seconds: float) -> 
     return seconds
 
 
-def _find_control() -> Path:
-    """Find the program nvidia-cuda-mps-control. Raises click.ClickException."""
-    path = shutil.which(CONTROL)
-    if path is None:
-        raise click.ClickException(
-            f"{CONTROL} is not installed or cannot be run. It belongs to NVIDIA's driver (package nvidia-compute-utils "
-            "or nvidia-cuda-mps); the container toolkit mounts it if NVIDIA_DRIVER_CAPABILITIES is compute,utility. A "
-            "node without it cannot use MPS: do not run the manager there"
+def _check_former_daemons(root: Path) -> None:
+    """Check that a former manager's daemons can be served: not without the control program. Raises InvalidRequest."""
+    running_pids = [process.pid for pipe in root.glob(f"*/{mps.PIPE}") for process in LOCAL.daemons(pipe)]
+    if running_pids and shutil.which(CONTROL) is None:
+        raise InvalidRequest(
+            "PATH",
+            f"{CONTROL} is missing, and MPS daemons of a former manager run ({', '.join(map(str, running_pids))}), "
+            "which could be neither checked nor ended",
+            "install it again: it belongs to NVIDIA's driver, and NVIDIA_DRIVER_CAPABILITIES=compute,utility mounts it",
         )
-    return Path(path)
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -168,12 +168,13 @@ def main(
         node=node_name,
         root=root,
         scope=DaemonScope(scope),
-        control=_find_control(),
+        control=Path(CONTROL),
         pace=DaemonPace(probe_timeout=probe_timeout),
         exclusive=exclusive,
         stop_daemons=stop_daemons,
         cgroup=cgroups.HOST_ROOT if cgroups.HOST_ROOT.exists() else None,
         audit=_AUDITS[audit],
+        is_split=gpus is not None,
     )
     stop_event = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -183,6 +184,7 @@ def main(
         selected_gpus: Gpus = all_gpus if gpus is None else SelectedGpus(all_gpus, gpus)
         mps.check_root(str(root), [card.uuid for card in selected_gpus.cards()], settings.scope)
         directories.check_folder_access(root)
+        _check_former_daemons(root)
         if settings.cgroup is not None:
             cgroups.check_root(settings.cgroup)
         if ignored_names := units.list_ignored_settings(os.environ):

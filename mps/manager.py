@@ -6,19 +6,23 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import DaemonScope, MpsState, Status
+from cardwise.core.api.names import MPS_UNAVAILABLE
 from cardwise.gpus import mpsfiles
-from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
+from cardwise.gpus.protocol import HEALTHY, CardUse, GpuCard, Gpus
 from cardwise.gpus.selection import NonMigGpus
+from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.audit.audit import Audit, AuditSettings
@@ -29,8 +33,18 @@ from mps.daemon.machine import DaemonPace
 from mps.daemon.termination import TerminatingPods
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
+from mps.host.availability import PODS_WITHOUT_MPS, Availability, Obstacle
 from mps.host.control import CommandRefused, ControlError
-from mps.host.pods import CardDemand, PodView, compute_demands, min_ceilings_by_card, uuids_by_index, watch_pods
+from mps.host.ownnode import OwnNode
+from mps.host.pods import (
+    CardDemand,
+    PodView,
+    compute_demands,
+    min_ceilings_by_card,
+    parse_pod,
+    uuids_by_index,
+    watch_pods,
+)
 from mps.host.processes import LOCAL, Host
 from mps.publication import MpsStatusPublisher
 
@@ -52,6 +66,7 @@ class ManagerSettings:
     stop_daemons: idle, always or never; see docs/design/0005-mps.md.
     cgroup: the mounted cgroup root below which daemons run; None: in the manager's cgroup.
     audit: settings of the audit; None: no audit.
+    is_split: whether --gpus divides the node's cards between Cardwise and NVIDIA's device plugin.
     """
 
     node: str
@@ -63,6 +78,7 @@ class ManagerSettings:
     stop_daemons: str
     cgroup: Path | None = None
     audit: AuditSettings | None = None
+    is_split: bool = False
 
 
 class RootLocked(Exception):
@@ -143,6 +159,17 @@ class MpsManager:
             clock=clock,
         )
         self.pods = watch_pods(client, settings.node, self._loop.wake, clock)
+        self._node = OwnNode(client, settings.node, self._loop.wake, clock)
+        self._availability = Availability(
+            settings.control,
+            settings.root,
+            nvidia_gpus=lambda: 0 if settings.is_split else self._node.nvidia_gpus(),
+            is_mig=self._is_mig,
+            host=host,
+            clock=clock,
+        )
+        self._obstacles: dict[Path, Obstacle] = {}  # by the folder of the daemon that they prevent
+        self._events = EventRecorder(client, "cardwise-mps", instance=settings.node, clock=clock)
         self._publication = MpsStatusPublisher(client, settings.node, self.statuses, clock)
         self._audit = None
         if settings.audit is not None:
@@ -163,6 +190,7 @@ class MpsManager:
     def start(self) -> None:
         self.inherit_daemons()
         self.pods.start()
+        self._node.start()
         self._publication.start()
         if self._audit is not None:
             self._audit.start()
@@ -179,7 +207,10 @@ class MpsManager:
         self._loop.stop(_STOP_SECONDS)
         self._cards.stop(_STOP_SECONDS)
         daemons = self.daemons()
-        stoppable_daemons = [daemon for daemon in daemons if self._may_stop(daemon)]
+        # Where MPS is unavailable no daemon runs, and the cards stay open.
+        stoppable_daemons = [
+            daemon for daemon in daemons if daemon.status.state is not MpsState.UNAVAILABLE and self._may_stop(daemon)
+        ]
         for daemon in stoppable_daemons:
             daemon.set_enabled(False, "the MPS manager stops")
         pace = self._settings.pace
@@ -194,26 +225,32 @@ class MpsManager:
         self._stopped = True
         self._publication.stop()
         self.pods.stop()
+        self._node.stop()
+        self._events.stop()
 
     def statuses(self) -> dict[str, Status]:
-        """The status of each card, by UUID."""
+        """The status of each card, by UUID. Where MPS is unavailable, containers start without a manager too."""
         statuses = {uuid: daemon.status for daemon in self.daemons() for uuid in daemon.status.uuids}
         if not self._stopped:
             return statuses
         return {
-            uuid: replace(
+            uuid: status
+            if status.state is MpsState.UNAVAILABLE
+            else replace(
                 status, state=MpsState.DOWN, reason="the MPS manager has stopped", since=self._clock.wall().timestamp()
             )
             for uuid, status in statuses.items()
         }
 
     def problems(self) -> Sequence[str]:
-        """Why the manager is not ready, one line each. It stays ready while MPS is ready or off on any card."""
+        """Why the manager is not ready, one line each. One card that is ready, off or unavailable suffices."""
         problems = [] if self.pods.synced else ["the pods of this node are not known yet"]
+        if not self._node.synced:
+            problems.append("the Node object is not known yet")
         if self._publication.problem:
             problems.append(self._publication.problem)
         statuses = self.statuses()
-        healthy_states = (MpsState.READY, MpsState.OFF)
+        healthy_states = (MpsState.READY, MpsState.OFF, MpsState.UNAVAILABLE)
         if statuses and all(status.state not in healthy_states for status in statuses.values()):
             uuid, status = next(iter(statuses.items()))
             problems.append(f"no GPU's MPS is ready; {uuid} is {status.state}: {status.reason}")
@@ -279,7 +316,8 @@ class MpsManager:
 
     def _reconcile_daemons(self) -> None:
         """Run a daemon for each unit; a daemon whose cards have changed ends before the next daemon uses its folder."""
-        units = {unit.home: unit for unit in daemon_units(self._settings, self._served_cards())}
+        units = {unit.home: unit for unit in self._list_units()}
+        self._update_obstacles(units)
         for home, daemon in list(self._daemons.items()):
             unit = units.get(home)
             if unit is not None and unit.uuids == daemon.unit.uuids:
@@ -294,11 +332,81 @@ class MpsManager:
                 with contextlib.suppress(OSError):
                     directories.withdraw_files(home)
         for home, unit in units.items():
-            if home not in self._daemons:
+            if home not in self._daemons and self._may_serve(unit):
                 daemon = self._create_daemon(unit)
+                self._apply_availability(daemon, is_running=self._is_running(unit))
                 with self._lock:
                     self._daemons[home] = daemon
                 daemon.start()
+
+    def _list_units(self) -> list[DaemonUnit]:
+        """The units of the served cards, and one for each card in MIG mode, on which MPS is unavailable."""
+        mig_cards = [card for card in self._all_gpus.cards() if self._is_mig(card.uuid)]
+        mig_units = daemon_units(replace(self._settings, scope=DaemonScope.CARD), mig_cards)
+        return [*daemon_units(self._settings, self._served_cards()), *mig_units]
+
+    def _is_mig(self, uuid: str) -> bool:
+        return self._all_gpus.health().get(uuid, HEALTHY).mig
+
+    def _may_serve(self, unit: DaemonUnit) -> bool:
+        """Whether a unit without a daemon may get one.
+
+        Until the Node object is known, NVIDIA's device plugin may serve its cards, unless a manager served them before.
+        """
+        return self._node.synced or self._is_running(unit) or mpsfiles.read_state(unit.home) is not None
+
+    def _is_running(self, unit: DaemonUnit) -> bool:
+        return bool(self._host.daemons(unit.pipe))
+
+    def _update_obstacles(self, units: Mapping[Path, DaemonUnit]) -> None:
+        self._availability.refresh()
+        obstacles = {
+            home: obstacle
+            for home, unit in units.items()
+            if (obstacle := self._availability.find_obstacle(unit.cards)) is not None
+        }
+        for home in self._obstacles.keys() - obstacles.keys() & self._daemons.keys():
+            # Create the daemon's object again: the driver, or the control program and its options, may be new.
+            if (daemon := self._daemons[home]).status.state is MpsState.UNAVAILABLE:
+                daemon.stop()
+                with self._lock:
+                    del self._daemons[home]
+        for home, obstacle in obstacles.items():
+            if self._obstacles.get(home) != obstacle:
+                self._report_obstacle(units[home], obstacle)
+        self._obstacles = obstacles
+
+    def _report_obstacle(self, unit: DaemonUnit, obstacle: Obstacle) -> None:
+        _log.warning("MPS is unavailable on a GPU", card=unit.name, cause=str(obstacle.cause), reason=obstacle.reason)
+        text = f"pods share GPU {', '.join(unit.uuids)} without MPS, so their limits are advisory: {obstacle.reason}"
+        self._events.record(ObjectRef.node(self._settings.node), MPS_UNAVAILABLE, text, "Warning")
+
+    def _apply_availability(self, daemon: Daemon, *, is_running: bool) -> bool:
+        """Let containers start without MPS on cards with an obstacle. Returns whether they may.
+
+        A daemon that runs keeps its cards while pods hold them. And cards on which containers started without MPS keep
+        to that until no pod holds them.
+        """
+        unit = daemon.unit
+        obstacle = self._obstacles.get(unit.home)
+        has_holders = not self.pods.synced or any(_holds_unit(pod, unit) for pod in self.pods.list_pods())
+        if has_holders and is_running:
+            obstacle = None
+        elif has_holders and obstacle is None and daemon.admits_without_mps:
+            obstacle = PODS_WITHOUT_MPS
+        metrics.set_unavailable(unit.name, obstacle.cause if obstacle is not None else None)
+        if obstacle is not None:
+            daemon.set_unavailable(obstacle.reason)
+        return obstacle is not None
+
+    def _holders_problem(self, unit: DaemonUnit) -> str:
+        """Why pods may hold the unit's cards, by a new list of the API server; "" if no pod holds them."""
+        query = paths.field_query("spec.nodeName", self._settings.node)
+        try:
+            pods = [parse_pod(msgspec.json.encode(pod)) for pod in self._client.list_objects(paths.pods(), query)]
+        except errors.KubeError as error:
+            return f"MPS can run again, but it is unknown which pods run without it: {error}"
+        return PODS_WITHOUT_MPS.reason if any(_holds_unit(pod, unit) for pod in pods) else ""
 
     def _create_daemon(self, unit: DaemonUnit) -> Daemon:
         settings = self._settings
@@ -319,6 +427,7 @@ class MpsManager:
             driver=driver,
             on_change=self._publication.wake,
             describe_process=self._describe_process,
+            holders_problem=lambda: self._holders_problem(unit),
             host=self._host,
             clock=self._clock,
         )
@@ -334,11 +443,17 @@ class MpsManager:
         return ProcessOwners([*self._terminating_pods.force_deleted, *self.pods.list_pods()])
 
     def _apply_demands_to_daemons(self) -> None:
+        daemons = [
+            daemon
+            for daemon in self.daemons()
+            if daemon.unit.home in self._stopping_homes
+            or not self._apply_availability(daemon, is_running=daemon.is_running)
+        ]
         if not self.pods.synced:
             return
         demands_by_card = self._card_demands()
         ceilings = min_ceilings_by_card(demands_by_card)
-        for daemon in self.daemons():
+        for daemon in daemons:
             unit_demands = [demands_by_card.get(uuid, CardDemand()) for uuid in daemon.unit.uuids]
             demands_with_shares = [demand for demand in unit_demands if demand.shares]
             daemon.set_ceilings({uuid: ceilings[uuid] for uuid in daemon.unit.uuids if uuid in ceilings})
@@ -473,6 +588,11 @@ def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[Da
         return []
     home = Path(mps.node_folder(str(settings.root)))
     return [DaemonUnit(name=mps.NODE, home=home, scope=DaemonScope.NODE, cards=tuple(cards))]
+
+
+def _holds_unit(pod: PodView, unit: DaemonUnit) -> bool:
+    """Whether the pod's containers may use the unit's cards."""
+    return not pod.finished and _has_share_on_unit(pod, unit)
 
 
 def _has_share_on_unit(pod: PodView, unit: DaemonUnit) -> bool:

@@ -3,9 +3,13 @@
 from prometheus_client import Counter, Gauge, Histogram
 
 from cardwise.core.api.mps import MpsState
+from mps.host.availability import Cause
 
 UP = Gauge("cardwise_mps_up", "1 while the GPU's MPS is ready for containers", ["gpu"])
 STATE = Gauge("cardwise_mps_state", "1 for the state that the GPU's MPS is in, 0 for the others", ["gpu", "state"])
+UNAVAILABLE = Gauge(
+    "cardwise_mps_unavailable", "1 for the cause for which MPS is unavailable on the GPU, else 0", ["gpu", "cause"]
+)
 RECOVERIES = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["gpu"])
 STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["gpu"])
 FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["gpu"])
@@ -38,6 +42,15 @@ AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits of a GPU that co
 THREADS = Counter(
     "cardwise_mps_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
+
+
+def set_unavailable(card: str, cause: Cause | None) -> None:
+    """Set the gauges to the cause for which MPS is unavailable on a card; None if MPS is available.
+
+    card: its UUID, or "node".
+    """
+    for other_cause in Cause:
+        UNAVAILABLE.labels(card, other_cause).set(1 if other_cause is cause else 0)
 
 
 def set_state(card: str, state: MpsState) -> None:

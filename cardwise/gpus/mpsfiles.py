@@ -30,9 +30,12 @@ def unready_reason(
     memory_limit: the container's memory limit on the card, in MiB.
     clock: the manager's clock, which all containers of a node share.
     """
+    readiness = card_readiness(root, uuid, required_state=required_state, memory_limit=memory_limit, clock=clock)
+    if readiness.state is MpsState.UNAVAILABLE:
+        return readiness.reason  # valid without a manager too
     if not is_manager_running(root):
         return f"no MPS manager runs on this node ({root / mps.LOCK} is not held)"
-    return card_readiness(root, uuid, required_state=required_state, memory_limit=memory_limit, clock=clock).reason
+    return readiness.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +124,14 @@ def is_manager_running(root: Path) -> bool:
 def is_state_stale(root: Path, uuid: str, *, clock: Clock = BOOT) -> bool:
     """Whether the MPS state of the card is stale: no manager runs, or the manager does not check this card any more.
 
-    A state in which no container may start never becomes stale by age. `clock`: as for `unready_reason`.
+    UNAVAILABLE is never stale. A state in which no container may start never becomes stale by age.
+
+    clock: as for `unready_reason`.
     """
-    if not is_manager_running(root):
-        return True
     _, status = find_daemon_state(root, uuid)
-    return status is None or mps.is_stale(status, clock.now())
+    if status is not None and status.state is MpsState.UNAVAILABLE:
+        return False
+    return status is None or not is_manager_running(root) or mps.is_stale(status, clock.now())
 
 
 def is_daemon_listening(folder: Path) -> bool:

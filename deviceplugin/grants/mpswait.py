@@ -138,7 +138,7 @@ class MpsWait:
             return Readiness(mps.CLOSED_BY_FORMER_MANAGER if is_closed and not grant.is_agent else "")
         if grant.is_agent:
             return self._check_for_agent(grant, required_state)
-        if required_state is MpsState.OFF:
+        if required_state is MpsState.OFF or self._is_unavailable(grant):
             return Readiness(self._unready_reason(grant.shares, MpsState.OFF))
         folders = self._find_daemon_folders(grant.shares)
         if None in folders:
@@ -146,6 +146,13 @@ class MpsWait:
         if len(folders) > 1:
             return self._check_several_cards(grant)
         return Readiness(self._unready_reason(grant.shares, MpsState.READY), tuple(map(str, folders)))
+
+    def _is_unavailable(self, grant: Grant) -> bool:
+        """Whether the container starts without MPS, because MPS is unavailable on all its cards."""
+        if _parse_pod_mode(grant.mps_mode, self._default_mode) is Mode.REQUIRED:
+            return False
+        statuses = [mpsfiles.find_daemon_state(self._root, share.uuid)[1] for share in grant.shares]
+        return all(status is not None and status.state is MpsState.UNAVAILABLE for status in statuses)
 
     def _check_several_cards(self, grant: Grant) -> Readiness:
         """Check a container with cards of several daemons: a process can use only one daemon."""

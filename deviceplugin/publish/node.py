@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import names
+from cardwise.core.api import gpunodes, names
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import annotations_of, labels_of
 from cardwise.kube import errors, paths
@@ -62,7 +62,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
         uid=metadata.uid,
         capacity=own_capacity,
         share_allocatable=(node.status.allocatable or {}).get(names.SHARE, ""),
-        nvidia_gpus=quantity.count(capacity.get(names.NVIDIA_GPU, 0), minimum=0),
+        nvidia_gpus=gpunodes.count_nvidia_gpus(capacity),
         label=metadata.labels.get(names.ACCELERATOR),
         last_written_label=metadata.annotations.get(LAST_LABEL_ANNOTATION),
     )
@@ -233,9 +233,4 @@ class OwnNode:
         self._on_change()
 
     def _nvidia_problem(self, facts: NodeFacts | None) -> str:
-        if facts is None or not facts.nvidia_gpus or self._is_split:
-            return ""
-        return (
-            f"NVIDIA's device plugin serves this node ({names.NVIDIA_GPU}: {facts.nvidia_gpus}): stop it there, or "
-            "set --gpus to the GPUs that Cardwise may share"
-        )
+        return "" if facts is None or self._is_split else gpunodes.nvidia_plugin_problem(facts.nvidia_gpus)

@@ -87,7 +87,7 @@ def find_enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsStat
     state = states.get(shares[0].uuid)
     if state is None:
         return UNKNOWN
-    return ADVISORY if state is MpsState.OFF else MPS
+    return ADVISORY if state in (MpsState.OFF, MpsState.UNAVAILABLE) else MPS
 
 
 def build_document(shares: tuple[CardShare, ...], enforced_by: str) -> str:

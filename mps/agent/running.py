@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import shareagent
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values import wording
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import mpsfiles
@@ -94,7 +95,11 @@ class ShareAgent:
 
     def _unready_reasons(self) -> list[str]:
         """Why the pod is not ready: the texts that the probe writes into the pod's events."""
-        problems = [*(readiness.reason for readiness in self._readiness.values()), self._hook_problem]
+        # Where MPS is unavailable, only a pod that requires MPS waits, and the device plugin holds its containers back.
+        readinesses = [
+            readiness for readiness in self._readiness.values() if readiness.state is not MpsState.UNAVAILABLE
+        ]
+        problems = [*(readiness.reason for readiness in readinesses), self._hook_problem]
         return [wording.sanitize_message(problem) for problem in problems if problem]
 
     def _install_hook(self) -> None:

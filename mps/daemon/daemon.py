@@ -61,6 +61,7 @@ class Daemon:
     on_change: called from the daemon's thread when the status has changed.
     clock: a clock that all processes of the node share, since the state file has the time of the last check.
     describe_process: returns a text that describes the process with this PID.
+    holders_problem: returns why pods may hold the cards, by a new answer of the API server; "" if no pod holds them.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Daemon:
         driver: str,
         on_change: Callable[[], None],
         describe_process: Callable[[int], str] = str,
+        holders_problem: Callable[[], str] = str,
         host: Host = LOCAL,
         clock: Clock = BOOT,
     ) -> None:
@@ -83,11 +85,13 @@ class Daemon:
         self._capabilities = capabilities
         self._driver = driver
         self._on_change = on_change
+        self._holders_problem = holders_problem
         self._clock = clock
-        self._environment = units.environment(unit, capabilities)
+        self._environment = units.environment(unit)
         self._control = Control(host.front_end(settings.control, self._environment), settings.pace.probe_timeout)
+        self._note = unit.home / mps.UNAVAILABLE
         self._machine = Machine()
-        self._desired_state = (True, "")
+        self._desired_state = (True, "", "")
         self._ceilings = Ceilings(unit, self._control)
         self._enforced = False
         self._is_unhealthy = False  # whether the daemon has failed since it was ready last
@@ -123,10 +127,22 @@ class Daemon:
         """Whether the daemon runs, as last observed."""
         return self._child.is_running
 
+    @property
+    def admits_without_mps(self) -> bool:
+        """Whether containers may have started without MPS because MPS was unavailable."""
+        return self._note.exists()
+
     def set_enabled(self, enabled: bool, reason: str = "") -> None:
         """Set whether the daemon should run. When it has ended, the cards get their former compute modes back."""
-        if self._desired_state != (enabled, reason):
-            self._desired_state = (enabled, reason)
+        self._set_desired_state((enabled, reason, ""))
+
+    def set_unavailable(self, reason: str) -> None:
+        """Set that MPS cannot run on the cards. When the daemon has ended, containers may start without MPS."""
+        self._set_desired_state((False, "", reason))
+
+    def _set_desired_state(self, desired_state: tuple[bool, str, str]) -> None:
+        if self._desired_state != desired_state:
+            self._desired_state = desired_state
             self._loop.wake()
 
     def set_ceilings(self, ceilings: Mapping[str, MiB]) -> None:
@@ -170,8 +186,11 @@ class Daemon:
             self._output.open()
         except OSError as error:
             _log.error("failed to create the folder of a daemon", card=self.unit.name, error=str(error))
+        is_running = self._child.take_over()
+        if not is_running and self.admits_without_mps:
+            self._machine = machine.start_unavailable(self._desired_state[2])
         self._publish()
-        if not self._child.take_over():
+        if not is_running:
             return
         now = self._clock.now()
         if self._child.has_same_cards():
@@ -186,8 +205,8 @@ class Daemon:
         """Perform the act that is due. Returns the seconds until the next step; a change wakes the thread earlier."""
         ceilings_changed, self._ceilings_changed = self._ceilings_changed, False
         now = self._clock.now()
-        enabled, reason = self._desired_state
-        self._transition(machine.set_enabled(self._machine, enabled, now, self._pace, reason))
+        enabled, reason, unavailable = self._desired_state
+        self._transition(machine.set_enabled(self._machine, enabled, now, self._pace, reason, unavailable=unavailable))
         self._output.copy_lines()
         if self._machine.phase in machine.RUNNING_PHASES and not self._child.is_alive():
             self._handle_death(now)
@@ -202,10 +221,10 @@ class Daemon:
             act = Act.PROBE
         if act is Act.REST:
             if now - self._state_written_at >= self._pace.probe_interval:
-                is_off = self._machine.phase is DaemonPhase.OFF
-                if is_off:
+                is_open = self._machine.phase in (DaemonPhase.OFF, DaemonPhase.UNAVAILABLE)
+                if is_open:
                     self._perform(Act.RELEASE)  # reopens a card that did not answer earlier
-                self._publish(confirmed=is_off)
+                self._publish(confirmed=is_open)
             return min(_POLL_SECONDS, max(0.0, self._machine.act_due_at - now))
         act_result = self._perform(act)
         self._transition(machine.next_machine(self._machine, act_result, self._clock.now(), self._pace))
@@ -251,6 +270,7 @@ class Daemon:
             Act.QUIT: self._quit,
             Act.KILL: self._kill,
             Act.RELEASE: self._release,
+            Act.CHECK: self._check_holders,
         }
 
     def _transition(self, new_machine: Machine) -> None:
@@ -263,7 +283,7 @@ class Daemon:
         elif new_machine.phase is DaemonPhase.READY and self._is_unhealthy:
             metrics.RECOVERIES.labels(self.unit.name).inc()
             self._is_unhealthy = False
-        if new_machine.phase in (DaemonPhase.READY, DaemonPhase.OFF):
+        if new_machine.phase in (DaemonPhase.READY, DaemonPhase.OFF, DaemonPhase.UNAVAILABLE):
             self._foreign_processes.clear()
         if old_machine.phase is new_machine.phase:
             if new_machine.reason != old_machine.reason:
@@ -274,7 +294,8 @@ class Daemon:
         old_state, new_state = machine.mps_state(old_machine), machine.mps_state(new_machine)
         log = (
             _log.info
-            if new_state in (MpsState.READY, MpsState.STARTING, MpsState.OFF) or old_state is new_state
+            if new_state in (MpsState.READY, MpsState.STARTING, MpsState.OFF, MpsState.UNAVAILABLE)
+            or old_state is new_state
             else _log.warning
         )
         log("MPS", card=self.unit.name, phase=str(new_machine.phase), state=str(new_state), reason=new_machine.reason)
@@ -405,11 +426,26 @@ class Daemon:
     def _release(self) -> ActResult:
         problems = computemode.reopen_cards(self.unit.home, self._use, self.unit.uuids)
         self._enforced = False
-        return ActResult(Outcome.FAILED, "; ".join(problems)) if problems else OK
+        if problems:
+            return ActResult(Outcome.FAILED, "; ".join(problems))
+        if self._machine.unavailable:
+            self._note.touch()  # before a container can start without MPS
+        return OK
+
+    def _check_holders(self) -> ActResult:
+        """Check that no pod runs without MPS on the cards. No further container starts there without MPS.
+
+        A container that started without MPS belongs to a pod that was bound before the state file was replaced, so a
+        new list of the API server has that pod, even if the manager's watch is late.
+        """
+        if problem := self._holders_problem():
+            return ActResult(Outcome.BUSY, problem)
+        return OK
 
     # Helpers of the methods that perform an `Act`.
 
     def _close_cards(self) -> None:
+        self._note.unlink(missing_ok=True)
         if self._settings.exclusive:
             computemode.close_cards(self.unit.home, self._use, self.unit.uuids)
         self._enforced = self._settings.exclusive

@@ -18,6 +18,9 @@ from typing import Final, NamedTuple
 from cardwise.core.api.mps import MpsState
 
 _RETRY_SECONDS = 0.2
+# Seconds between the publication that the cards take no containers without MPS any more, and the search for pods that
+# hold them. The extender learns of it in this time, and binds no further pods to the cards.
+SETTLE_SECONDS = 5.0
 _SWEEP_SECONDS = 0.5
 
 
@@ -37,6 +40,8 @@ class DaemonPhase(StrEnum):
     QUITTING = "quitting"
     KILLING = "killing"
     RELEASING = "releasing"  # the former compute modes of the cards are being restored
+    UNAVAILABLE = "unavailable"  # MPS cannot run, and containers start without it; no process runs
+    CHECKING = "checking"  # MPS can run again, and no container starts; pods that run without MPS are searched for
 
 
 class Act(StrEnum):
@@ -53,6 +58,7 @@ class Act(StrEnum):
     QUIT = "quit"
     KILL = "kill"
     RELEASE = "release"
+    CHECK = "check"
 
 
 class Outcome(StrEnum):
@@ -103,6 +109,7 @@ class DaemonPace:
 class Machine:
     """The state machine of a daemon. Times are seconds of the caller's clock.
 
+    unavailable: why MPS cannot run, "" if it can; then the daemon is not enabled.
     act_due_at: when the next act is due.
     phase_deadline: when the phase times out.
     ready_since: when READY began.
@@ -112,6 +119,7 @@ class Machine:
 
     phase: DaemonPhase = DaemonPhase.DOWN
     enabled: bool = True
+    unavailable: str = ""
     reason: str = ""
     act_due_at: float = 0.0
     phase_deadline: float = math.inf
@@ -142,6 +150,8 @@ _TABLE: Final = {
     DaemonPhase.QUITTING: _PhaseRow(Act.QUIT, MpsState.DRAINING, is_running=True),
     DaemonPhase.KILLING: _PhaseRow(Act.KILL, MpsState.DOWN, is_running=False),
     DaemonPhase.RELEASING: _PhaseRow(Act.RELEASE, MpsState.DRAINING, is_running=False),
+    DaemonPhase.UNAVAILABLE: _PhaseRow(Act.REST, MpsState.UNAVAILABLE, is_running=False),
+    DaemonPhase.CHECKING: _PhaseRow(Act.CHECK, MpsState.STARTING, is_running=False),
 }
 RUNNING_PHASES: Final = frozenset(phase for phase, row in _TABLE.items() if row.is_running)
 
@@ -156,16 +166,29 @@ def next_act(machine: Machine, now: float) -> Act:
     return _TABLE[machine.phase].act if now >= machine.act_due_at else Act.REST
 
 
-def set_enabled(machine: Machine, enabled: bool, now: float, pace: DaemonPace, reason: str = "") -> Machine:
-    """The state machine after the daemon was enabled or disabled."""
-    if enabled == machine.enabled:
+def set_enabled(
+    machine: Machine, enabled: bool, now: float, pace: DaemonPace, reason: str = "", *, unavailable: str = ""
+) -> Machine:
+    """The state machine after the daemon was enabled or disabled.
+
+    reason: why it is disabled.
+    unavailable: why MPS cannot run on the cards, if it is disabled for that.
+    """
+    may_check = machine.unavailable or now >= machine.act_due_at
+    if machine.phase is DaemonPhase.UNAVAILABLE and not unavailable and may_check:
+        return _enter_checking(replace(machine, enabled=enabled, unavailable=""), now)
+    if (enabled, unavailable) == (machine.enabled, machine.unavailable):
         return machine
-    machine = replace(machine, enabled=enabled)
+    machine = replace(machine, enabled=enabled, unavailable=unavailable)
+    if machine.phase in (DaemonPhase.UNAVAILABLE, DaemonPhase.CHECKING):
+        return _enter_unavailable(machine) if unavailable else machine
+    if machine.phase is DaemonPhase.OFF and unavailable:
+        return replace(machine, phase=DaemonPhase.RELEASING, act_due_at=now)
     if enabled:
         is_off = machine.phase in (DaemonPhase.OFF, DaemonPhase.RELEASING)
         return _enter_down(machine, now) if is_off else machine
     if machine.phase in RUNNING_PHASES - {DaemonPhase.QUITTING, DaemonPhase.DRAINING}:
-        return _start_drain(machine, now, pace, reason or "MPS is switched off on this GPU")
+        return _start_drain(machine, now, pace, unavailable or reason or "MPS is switched off on this GPU")
     # The daemon was not started, or waits for its next start: there is nothing to drain.
     return _enter_down(machine, now) if machine.phase in (DaemonPhase.DOWN, DaemonPhase.SPAWNING) else machine
 
@@ -178,6 +201,14 @@ def take_over(now: float, pace: DaemonPace) -> Machine:
         phase_deadline=now + pace.start_timeout,
         act_due_at=now,
     )
+
+
+def start_unavailable(reason: str) -> Machine:
+    """The state machine for cards on which a former manager let containers start without MPS.
+
+    reason: why MPS cannot run; "" if it can run again.
+    """
+    return _enter_unavailable(Machine(enabled=False, unavailable=reason or "the MPS manager has restarted"))
 
 
 def replace_daemon(now: float, pace: DaemonPace, reason: str) -> Machine:
@@ -193,7 +224,7 @@ def next_machine(machine: Machine, act_result: ActResult, now: float, pace: Daem
             return _enter_down(machine, now)
         return _enter_failed(machine, now, pace, reason or "the daemon died")
     match machine.phase:
-        case DaemonPhase.OFF:
+        case DaemonPhase.OFF | DaemonPhase.UNAVAILABLE:
             return machine
         case DaemonPhase.DOWN:
             return _after_sweep(machine, act_result, now, pace)
@@ -220,9 +251,16 @@ def next_machine(machine: Machine, act_result: ActResult, now: float, pace: Daem
                 return _enter_failed(machine, now, pace, machine.reason)
             return replace(machine, act_due_at=now + 1.0, reason=reason or machine.reason)
         case DaemonPhase.RELEASING:
+            if outcome is not Outcome.OK:
+                return replace(machine, act_due_at=now + pace.probe_interval, reason=reason)
+            if machine.unavailable:
+                return _enter_unavailable(machine)
+            return replace(machine, phase=DaemonPhase.OFF, act_due_at=math.inf, phase_deadline=math.inf, reason="")
+        case DaemonPhase.CHECKING:
             if outcome is Outcome.OK:
-                return replace(machine, phase=DaemonPhase.OFF, act_due_at=math.inf, phase_deadline=math.inf, reason="")
-            return replace(machine, act_due_at=now + pace.probe_interval, reason=reason)
+                return _enter_down(replace(machine, reason=""), now)
+            # Enabled still: the manager has not observed yet what the check has found.
+            return replace(_enter_unavailable(machine), reason=reason, act_due_at=now + SETTLE_SECONDS)
 
 
 def _after_sweep(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
@@ -331,6 +369,23 @@ def _start_drain(machine: Machine, now: float, pace: DaemonPace, reason: str) ->
 
 def _start_kill(machine: Machine, now: float, reason: str) -> Machine:
     return replace(machine, phase=DaemonPhase.KILLING, act_due_at=now, phase_deadline=math.inf, reason=reason)
+
+
+def _enter_unavailable(machine: Machine) -> Machine:
+    return replace(
+        machine,
+        phase=DaemonPhase.UNAVAILABLE,
+        reason=machine.unavailable,
+        act_due_at=math.inf,
+        phase_deadline=math.inf,
+        fault_deadline=math.inf,
+        failures=0,
+    )
+
+
+def _enter_checking(machine: Machine, now: float) -> Machine:
+    reason = "MPS can run on the GPU again; looking for pods that run there without it"
+    return replace(machine, phase=DaemonPhase.CHECKING, reason=reason, act_due_at=now + SETTLE_SECONDS)
 
 
 def _enter_down(machine: Machine, now: float) -> Machine:

@@ -9,7 +9,6 @@ from pathlib import Path
 from cardwise.core.api import mps
 from cardwise.core.api.mps import DaemonScope
 from cardwise.gpus.protocol import CardError, CardUse, GpuCard
-from mps.host.drivers import MpsCapabilities
 
 _DROPPED_PREFIXES = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
 _MPS_PREFIX = "CUDA_MPS_"
@@ -44,8 +43,8 @@ class DaemonUnit:
         return processes
 
 
-def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, str]:
-    """The environment of the daemon.
+def environment(unit: DaemonUnit) -> dict[str, str]:
+    """The environment of the daemon, which sees the unit's cards only, in their order.
 
     This is the manager's environment, since daemons need PATH and LD_LIBRARY_PATH, but without variables that would
     change the behaviour of MPS.
@@ -53,7 +52,7 @@ def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, st
     inherited = {name: setting for name, setting in os.environ.items() if not name.startswith(_DROPPED_PREFIXES)}
     return (
         inherited
-        | capabilities.visibility_environment(list(unit.cards))
+        | {"CUDA_VISIBLE_DEVICES": ",".join(unit.uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         | {mps.PIPE_ENV: str(unit.pipe), mps.LOG_ENV: str(unit.home / mps.LOG)}
     )
 

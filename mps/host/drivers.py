@@ -5,7 +5,6 @@ All code that depends on the driver's version is in this module.
 
 import re
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ from cardwise.gpus.protocol import GpuCard
 
 _MAJOR = re.compile(r"(\d{3,4})(?:\.|$)")
 _HELP_SECONDS = 5.0
+MIN_MAJOR: Final = 535  # the oldest driver whose MPS the manager can run
 _VOLTA = (7, 0)
 _MAX_CLIENTS_BEFORE_VOLTA = 16
 _MAX_CLIENTS_VOLTA = 48
@@ -27,13 +27,11 @@ class MpsCapabilities:
     major: the major version, 0 if unknown.
     multi_user: whether the daemon can serve all users at once (`-multiuser-server`).
     server_status: whether the daemon has the command `get_server_status`.
-    visible_uuids: whether CUDA_VISIBLE_DEVICES of the daemon accepts UUIDs.
     """
 
     major: int
     multi_user: bool = True
     server_status: bool = True
-    visible_uuids: bool = True
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -49,17 +47,11 @@ class MpsCapabilities:
             return _MAX_CLIENTS_BEFORE_VOLTA
         return _MAX_CLIENTS_R590 if self.major >= 590 else _MAX_CLIENTS_VOLTA
 
-    def visibility_environment(self, cards: list[GpuCard]) -> dict[str, str]:
-        """The environment variables with which a daemon sees only these cards, in this order."""
-        devices = [card.uuid if self.visible_uuids else str(card.index) for card in cards]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(devices), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
 
 # The missing features by the lowest version of the driver; the last matching row counts. 535, 550 and 555 were tried,
 # and 580 on a card.
 _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
-    (0, {"multi_user": False, "server_status": False, "visible_uuids": False}),
-    (535, {"multi_user": False, "server_status": False}),
+    (MIN_MAJOR, {"multi_user": False, "server_status": False}),
     (550, {"multi_user": False}),
     (580, {}),
 )
@@ -67,13 +59,23 @@ _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
 
 def capabilities_of(version: str) -> MpsCapabilities:
     """The capabilities of a driver version, such as "550.163.01". An unknown version has those of 535, the fewest."""
-    match = _MAJOR.match(version)
-    major = int(match[1]) if match else 0
-    features: Mapping[str, bool] = {}
+    major = _major(version)
+    features = _TABLE[0][1]
     for min_major, missing_features in _TABLE:
-        if (major or 535) >= min_major:
+        if major >= min_major:
             features = missing_features
     return MpsCapabilities(major=major, **features)
+
+
+def is_too_old(version: str) -> bool:
+    """Whether the manager cannot run the MPS of this driver version. An unknown version is not too old."""
+    return 0 < _major(version) < MIN_MAJOR
+
+
+def _major(version: str) -> int:
+    """The major version, 0 if unknown."""
+    match = _MAJOR.match(version)
+    return int(match[1]) if match else 0
 
 
 def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bool) -> MpsCapabilities:

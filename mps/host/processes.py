@@ -22,6 +22,8 @@ from mps.host.control import ControlProgram, FrontEnd
 CONTROL = "nvidia-cuda-mps-control"
 SERVER = "nvidia-cuda-mps-server"
 FOREGROUND = "-f"
+_DAEMON_OPTIONS = {FOREGROUND, "-d"}  # without these the program is a front end
+_DEFAULT_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where NVIDIA's daemon listens by default
 _PROGRAM_ARGUMENTS = 3  # the first arguments that are read: they name the program even if an interpreter runs it
 # The maximum number of bytes that are read of a command line or environment. Each check reads both for every process,
 # and tenants can start many processes with megabytes of them; those of daemons and servers have some hundred bytes.
@@ -63,6 +65,18 @@ class ProcessActivity:
     switches: int
 
 
+@dataclass(frozen=True, slots=True)
+class ControlDaemon:
+    """A control daemon that the manager has not started."""
+
+    pid: int
+    environment: Mapping[str, str]
+
+    @property
+    def pipe(self) -> str:
+        return self.environment.get(mps.PIPE_ENV) or _DEFAULT_PIPE
+
+
 class Host(Protocol):
     """A node on which daemons run. Thread-safe. Processes that have ended are not returned."""
 
@@ -80,6 +94,9 @@ class Host(Protocol):
 
     def servers(self, pipe: Path) -> list[HostProcess]:
         """The servers that a daemon of this pipe folder has started, even if the daemon has ended."""
+
+    def other_daemons(self, root: Path) -> list[ControlDaemon]:
+        """The control daemons whose pipe folder is not below `root`; those of tenants' pods do not count."""
 
     def environment(self, pid: int) -> Mapping[str, str]:
         """The environment with which the process was started."""
@@ -116,10 +133,24 @@ class LocalHost:
         return ControlProgram(program, environment)
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
-        return [process for process, arguments in _find_processes(pipe, CONTROL) if FOREGROUND in arguments]
+        return [
+            process
+            for process, arguments, environment in _find_processes(CONTROL)
+            if FOREGROUND in arguments and environment.get(mps.PIPE_ENV) == str(pipe)
+        ]
 
     def servers(self, pipe: Path) -> list[HostProcess]:
-        return [process for process, _ in _find_processes(pipe, SERVER)]
+        return [
+            process for process, _, environment in _find_processes(SERVER) if environment.get(mps.PIPE_ENV) == str(pipe)
+        ]
+
+    def other_daemons(self, root: Path) -> list[ControlDaemon]:
+        daemons = [
+            ControlDaemon(process.pid, environment)
+            for process, arguments, environment in _find_processes(CONTROL)
+            if _DAEMON_OPTIONS & set(arguments)
+        ]
+        return [daemon for daemon in daemons if not Path(daemon.pipe).is_relative_to(root)]
 
     def environment(self, pid: int) -> Mapping[str, str]:
         return _read_environment(pid)
@@ -208,8 +239,9 @@ class _StartedChild:
             self._popen.returncode = 0
 
 
-def _find_processes(pipe: Path, program: str) -> list[tuple[HostProcess, list[str]]]:
-    processes: list[tuple[HostProcess, list[str]]] = []
+def _find_processes(program: str) -> list[tuple[HostProcess, list[str], Mapping[str, str]]]:
+    """Find the processes of a program, with their arguments and environments, except those of tenants' pods."""
+    processes: list[tuple[HostProcess, list[str], Mapping[str, str]]] = []
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
@@ -217,10 +249,10 @@ def _find_processes(pipe: Path, program: str) -> list[tuple[HostProcess, list[st
             continue
         pid = int(entry.name)
         start_time = _start_time(pid)
-        if start_time is None or _read_environment(pid).get(mps.PIPE_ENV) != str(pipe):
-            continue
-        if not cgroups.is_tenant_process(pid):  # a tenant's process must not be ended, and does not count as a daemon
-            processes.append((_FoundProcess(pid, start_time), _read_arguments(entry)))
+        # A tenant's process must not be ended, and does not count as a daemon.
+        if start_time is not None and not cgroups.is_tenant_process(pid):
+            process = _FoundProcess(pid, start_time)
+            processes.append((process, _read_arguments(entry), _read_environment(pid)))
     return processes
 
 

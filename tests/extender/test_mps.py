@@ -78,6 +78,19 @@ def test_only_a_ready_card_gets_pods_and_the_others_wait_with_a_reason(world):
             assert place(world, "c", mode) is Refusal.MPS_DOWN
 
 
+def test_a_card_where_mps_cannot_run_is_open_to_all_but_pods_that_require_it(world):
+    report_mps(world, 0, state="Unavailable")
+    report_mps(world, 1, state="Down")
+    assert place(world, "a", "required") in (Refusal.MPS_MISSING, Refusal.MPS_DOWN)
+    runs(world, "off", mode="off", mem=100)
+    runs(world, "preferred", mode="preferred", user=1000, mem=100)
+    for mode, user in (("", 0), ("off", None), ("preferred", 2000)):
+        assert place(world, "b", mode, user, gpu_mem=100) == [0], "pods with and without MPS, and of any user, together"
+    report_mps(world, 1, state="Unavailable")
+    assert place(world, "c", "required") is Refusal.MPS_MISSING
+    assert place(world, "d", gpu_mem=200, gpu_count=2) == [0, 1], "several in one container too"
+
+
 def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     report_mps(world, 0, state="Down")
     place(world, "waits")

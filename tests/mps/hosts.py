@@ -16,7 +16,7 @@ from cardwise.clock import Clock
 from cardwise.core.api import mps
 from mps.host.cgroups import CgroupMembership
 from mps.host.control import DaemonTimeout, FrontEnd, NoDaemon, check_answer
-from mps.host.processes import CONTROL, SERVER, HostProcess, ProcessActivity
+from mps.host.processes import CONTROL, SERVER, ControlDaemon, HostProcess, ProcessActivity
 from tests.mps.double.daemon import Daemon, Ended
 
 
@@ -122,6 +122,16 @@ class FakeHost:
             process
             for process in self.processes.values()
             if process.is_alive() and process.name == name and not process.pods and _pipe(process.environment) == pipe
+        ]
+
+    def other_daemons(self, root: Path) -> list[ControlDaemon]:
+        return [
+            ControlDaemon(process.pid, process.environment)
+            for process in self.processes.values()
+            if process.is_alive()
+            and process.name == CONTROL
+            and not process.pods
+            and not _pipe(process.environment).is_relative_to(root)
         ]
 
     def environment(self, pid: int) -> Mapping[str, str]:

@@ -1,5 +1,6 @@
 """A node for the MPS manager, in the test's own thread: nothing happens but by `step_all`, which moves the clock on."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,8 @@ _LONGEST = 300.0  # seconds of the clock after which nothing more is expected
 
 
 def uuid_of(index: int) -> str:
-    return f"GPU-{NODE}-{index}"
+    """Of this test process: a manager notices the daemons of another one that serve a card of the same UUID."""
+    return f"GPU-{NODE}-{os.getpid()}-{index}"
 
 
 class Pods:
@@ -52,12 +54,27 @@ class Pods:
         self.synced = True
         self._api = api
         self._read: tuple[int, list[PodView]] = (0, [])  # at the revision of the API server
+        self.late = False  # whether changes do not arrive
 
     def list_pods(self) -> list[PodView]:
-        if self._read[0] != self._api.revision:
+        if not self.late and self._read[0] != self._api.revision:
             read = [parse_pod(msgspec.json.encode(pod)) for pod in self._api.all("/api/v1/pods")]
             self._read = self._api.revision, read
         return self._read[1]
+
+    def stop(self) -> None:
+        pass
+
+
+class OwnNode:
+    """Known at once; NVIDIA's device plugin offers so many GPUs. In place of `mps.host.ownnode.OwnNode`."""
+
+    def __init__(self) -> None:
+        self.synced = True
+        self.offered = 0
+
+    def nvidia_gpus(self) -> int:
+        return self.offered
 
     def stop(self) -> None:
         pass
@@ -132,6 +149,7 @@ class Node:
         self.lost: set[str] = set()  # UUIDs of cards that do not answer
         self.api = ApiServer(self.clock)
         self.pods = Pods(self.api)
+        self.own_node = OwnNode()
         self.events = Events()
         self.settings = ManagerSettings(
             node=NODE,
@@ -146,7 +164,9 @@ class Node:
         # The daemons' threads are this one.
         monkeypatch.setattr(Daemon, "start", Daemon.take_over)
         monkeypatch.setattr(managers, "watch_pods", lambda *_: self.pods)
+        monkeypatch.setattr(managers, "OwnNode", lambda *_: self.own_node)
         monkeypatch.setattr(managers, "MpsStatusPublisher", lambda *_: Publication())
+        monkeypatch.setattr(managers, "EventRecorder", lambda *_, **__: self.events)
         monkeypatch.setattr(audit, "EventRecorder", lambda *_, **__: self.events)
 
     def write_cards(self) -> None:

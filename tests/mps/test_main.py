@@ -10,11 +10,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from cardwise.core.api.mps import MpsState
 from cardwise.gpus import mpsfiles
 from cardwise.kube import paths
 from mps.__main__ import main
 from mps.host import cgroups
-from mps.host.processes import LOCAL
+from mps.host.processes import CONTROL, LOCAL
 from tests.fakes.apiserver import ApiServer
 from tests.mps.mpsnode import DOUBLE, NODE, Node, uuid_of
 
@@ -91,9 +92,15 @@ def test_what_cannot_work_is_refused_with_the_remedy(node, kubeconfig, capfd, wr
     assert says in " ".join(output.split())
 
 
-def test_without_the_control_program_it_does_not_start(node, kubeconfig, monkeypatch):
+def test_daemons_of_a_former_manager_are_not_left_to_one_without_the_control_program(
+    node, kubeconfig, monkeypatch, capfd
+):
+    """It could neither check nor end them, and pods use them."""
+    node.pipe().mkdir(parents=True)
+    monkeypatch.setattr(type(LOCAL), "daemons", lambda *_: [node.host.add(CONTROL)])
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "belongs to NVIDIA's driver" in refused(arguments(node, kubeconfig))
+    output = refused(arguments(node, kubeconfig)) + "".join(capfd.readouterr())
+    assert "MPS daemons of a former manager run (4000), which could be neither checked nor ended" in output
 
 
 def test_a_mounted_folder_that_is_no_cgroup_file_system_is_refused(node, kubeconfig, folder, monkeypatch, capfd):
@@ -164,9 +171,23 @@ def test_a_life_from_start_to_sigterm(node, api, published, start):
     assert not daemon.is_alive()
     assert node.mode() == "Default"
     assert not mpsfiles.is_manager_running(node.root)
-    server = rb'"event":"fake server \d+ for devices GPU-n1-0","card":"GPU-n1-0"'
-    assert re.search(server, output), "its own environment does not reach the daemon, and what that says has its card"
+    server = rf'"event":"fake server \d+ for devices {uuid_of(0)}","card":"{uuid_of(0)}"'
+    assert re.search(server.encode(), output), (
+        "its own environment does not reach the daemon, and what that says has its card"
+    )
     assert b'ignored MPS settings in the manager\'s environment","names":["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]' in output
+    assert b"Traceback" not in output
+
+
+def test_without_the_control_program_it_is_ready_and_says_that_mps_is_unavailable(node, api, published, start):
+    process = start(PATH="/nowhere")
+    api.until(lambda: published() == "Unavailable")
+    assert not mpsfiles.unready_reason(node.root, uuid_of(0), required_state=MpsState.OFF)
+    process.send_signal(signal.SIGTERM)
+    _, output = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert published() == "Unavailable", "pods start there without a manager too"
+    assert b'"cause":"program"' in output
     assert b"Traceback" not in output
 
 

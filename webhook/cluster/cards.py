@@ -53,7 +53,7 @@ class CardFacts:
 
     labels: the labels for the selectors of classes.
     other: whether the card is a device other than a GPU.
-    mps: the scope of the card's MPS daemon; "" without an MPS manager.
+    mps: the scope of the card's MPS daemon; "" without an MPS manager, or if MPS is unavailable on the card.
     """
 
     node: str

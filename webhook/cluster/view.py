@@ -14,6 +14,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.api.classes import ResourceClass
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
@@ -290,7 +291,8 @@ def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:
     card = extendedresources.decode(raw)
-    mps = card.status.mps.mode if card.status.mps is not None else ""
+    status = card.status.mps
+    mps = status.mode if status is not None and status.state != MpsState.UNAVAILABLE else ""
     facts = CardFacts(
         card.spec.node,
         MiB(card.spec.memory_mib),

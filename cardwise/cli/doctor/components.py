@@ -12,7 +12,7 @@ from cardwise.cli.doctor import finding, policies, repairs, startup
 from cardwise.cli.doctor.facts import Facts, is_of_chart, is_recent, nvidia_runtimes
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import gpunodes, names
-from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE
+from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE, MpsState
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
@@ -29,6 +29,10 @@ _DEFAULT_LEASE_SECONDS: Final = 15.0  # the duration of a Lease without leaseDur
 # The device plugin repeats an event within this time while its cause lasts.
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
 _USABLE_MPS_STATES: Final = ("Ready", "Off")
+_UNAVAILABLE_REMEDY: Final = (
+    "remove the reason, or leave it so: pods that require MPS wait, and all others run there "
+    "(docs/reference/mps.md#where-mps-cannot-run)"
+)
 _MAX_LISTED_REASONS: Final = 3
 # The wording of an event of the device plugin.
 _RESOURCE_IN_EVENT: Final = re.compile(r"ExtendedResource (\S+) belongs to a GPU of node ")
@@ -485,10 +489,17 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
     if status_by_uuid and not reported_status:
         text = "no node has an MPS manager: memory limits depend on the programs' frameworks"
         yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with GPUs: mps.enabled=true")
+    state_by_uuid = {uuid: status.get("state") for uuid, status in reported_status.items()}
+    unavailable_cards = [
+        card for card in facts.cards if state_by_uuid.get(card["spec"]["uuid"]) == MpsState.UNAVAILABLE
+    ]
+    for reason, cards_of_reason in _group_by_reason(unavailable_cards, _mps_reason).items():
+        text = f"{_describe_cards(cards_of_reason)} shared without MPS, so limits are advisory: {reason}"
+        yield Finding("mps", Severity.WARNING, text, _UNAVAILABLE_REMEDY)
     unusable_cards = [
         card
         for card in facts.cards
-        if (reported_status.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE_MPS_STATES
+        if state_by_uuid.get(card["spec"]["uuid"], "Off") not in (*_USABLE_MPS_STATES, MpsState.UNAVAILABLE)
     ]
     cards_by_reason = _group_by_reason(
         unusable_cards,
@@ -506,7 +517,7 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
         for reason, cards_of_reason in cards_by_reason.items():
             text = f"{_describe_cards(cards_of_reason)} without MPS, {reason}"
             yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
-    usable_count = sum(status.get("state") in _USABLE_MPS_STATES for status in reported_status.values())
+    usable_count = sum(state in _USABLE_MPS_STATES for state in state_by_uuid.values())
     if usable_count:
         yield Finding(
             "mps", Severity.OK, f"MPS of {wording.pluralize(usable_count, 'GPU')} is ready, or off as requested"

@@ -11,6 +11,7 @@ from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import blockers, gangfit, policylines, remedies
 from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import assignment, names, policies, request
+from cardwise.core.api.mps import MpsState
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
@@ -542,7 +543,7 @@ def _describe_mps(status: MpsStatus | None) -> str:
     """Describe the card's MPS state, which the MPS manager reports."""
     if status is None:
         return " (the node has no manager)"
-    user_note = ", one user at a time" * (not status.multi_user)
+    user_note = ", one user at a time" * (not status.multi_user and status.state != MpsState.UNAVAILABLE)
     reason = f": {wording.sanitize_message(status.reason)}" if status.reason else ""
     return f" ({quote_unless_name(status.state)}{user_note}{reason})"
 

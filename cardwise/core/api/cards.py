@@ -22,7 +22,7 @@ class Card:
     mem: the card's total MiB.
     classes: the ResourceClasses that select the card.
     priority: the highest priority of these classes.
-    mps: None if the node has no MPS manager.
+    mps: None if the node has no MPS manager, or MPS is unavailable on the card.
     """
 
     index: int

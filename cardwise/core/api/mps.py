@@ -33,6 +33,7 @@ CLIENTS: Final = "clients"  # the folder that is mounted into containers: it has
 LOG: Final = "log"
 READY: Final = "ready"
 MODES: Final = "modes"
+UNAVAILABLE: Final = "unavailable"  # the note that containers may have started without MPS (`MpsState.UNAVAILABLE`)
 LOCK: Final = "manager.lock"
 NODE: Final = "node"
 CONTROL: Final = "control"  # the socket in the pipe folder
@@ -120,6 +121,7 @@ class MpsState(StrEnum):
     DRAINING = "Draining"
     DOWN = "Down"
     OFF = "Off"
+    UNAVAILABLE = "Unavailable"
 
 
 class UnreadableState(ValueError):
@@ -249,6 +251,7 @@ def start_problem(
     """Why a container may not start on the card yet; "" if it may.
 
     now: CLOCK_BOOTTIME, in seconds.
+    required_state: READY, or OFF for a container without MPS, which may also start while the state is UNAVAILABLE.
     required_mib: the container's memory limit on this card.
 
     The checks that need I/O are in `cardwise.gpus.mpsfiles`: whether the manager runs, and whether the daemon accepts
@@ -256,6 +259,8 @@ def start_problem(
     """
     if uuid not in status.uuids:
         return f"the state file is about {', '.join(status.uuids) or 'no GPU'}, not {uuid}"
+    if status.state is MpsState.UNAVAILABLE and required_state is MpsState.OFF:
+        return ""
     if status.state is not required_state:
         return f"MPS on GPU {uuid} is {status.state}, not {required_state}" + (
             f": {status.reason}" if status.reason else ""
@@ -273,7 +278,11 @@ def start_problem(
 
 
 def is_stale(status: Status, now: float) -> bool:
-    """Whether the state is too old for starting containers. `now`: CLOCK_BOOTTIME, in seconds."""
+    """Whether the state is too old for starting containers. `now`: CLOCK_BOOTTIME, in seconds.
+
+    UNAVAILABLE never becomes stale: it ends only after the manager has replaced the state file and then has found no
+    pod on the card.
+    """
     return status.state in (MpsState.READY, MpsState.OFF) and now - status.checked > status.valid_seconds
 
 

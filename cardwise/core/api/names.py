@@ -110,6 +110,8 @@ GANG: Final = "cardwise.dev/gang"
 
 # Reason of an Event on a node: the ExtendedResource of one of its cards belongs to another node.
 GPU_ON_ANOTHER_NODE: Final = "GPUOnAnotherNode"
+# Reason of an Event on a node: MPS cannot run on a GPU, so pods share it without MPS.
+MPS_UNAVAILABLE: Final = "MPSUnavailable"
 # Reason of an Event on a pod: the pod was deleted, because a program other than the extender had bound it.
 BOUND_WITHOUT_EXTENDER: Final = "BoundWithoutExtender"
 

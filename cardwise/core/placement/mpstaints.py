@@ -2,7 +2,8 @@
 
 A card has *taints*, and a request does not *tolerate* certain taints. A card with such a taint is closed to the
 request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.
-A card of a node without an MPS manager is open to all pods, except pods that require MPS.
+A card without MPS is open to all pods, except pods that require MPS: the card of a node without an MPS manager, and a
+card on which MPS is unavailable.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from cardwise.core.values.refusals import Refusal
 DOWN: Final = 1  # closed to all pods: MPS is neither ready nor off
 OFF: Final = 2  # closed to pods without MPS: a pod with MPS holds the card
 WANTS: Final = 4  # closed to pods with MPS: a pod without MPS holds the card
-REQUIRED: Final = 8  # closed to pods that require MPS: the node has no manager
+REQUIRED: Final = 8  # closed to pods that require MPS: the card has no MPS
 SEVERAL: Final = 16  # closed to pods with MPS and several cards in one container: each card has its own daemon
 BITS: Final = 5  # the number of taints
 
@@ -48,7 +49,7 @@ class CardTaints:
     taints, users: the taints and the user of each card.
     tainted: all taints that at least one card has.
     single: whether at least one card is not open to all users.
-    statuses: the MPS of each card, as the manager reports it.
+    statuses: the MPS of each card, as the manager reports it; None for a card without MPS.
     daemons: the daemon of each card, named by the position of the daemon's first card.
     clients: by daemon, the number of shares of each MPS client.
     """

@@ -257,8 +257,11 @@ def device_of(resource: ExtendedResource, classifier: Classifier | None = None) 
 
 
 def mps_of_card(status: MpsStatus | None) -> CardMps | None:
-    """The MPS of a card; None if its node has no MPS manager. A card in an unknown MPS state takes no pods."""
-    if status is None:
+    """The MPS of a card; None if its node has no MPS manager, or MPS is unavailable on the card.
+
+    A card in an unknown MPS state takes no pods.
+    """
+    if status is None or status.state == MpsState.UNAVAILABLE:
         return None
     return _interned_mps(
         status.state in _TAKING, status.mode == DaemonScope.NODE, status.multi_user, max(0, status.max_clients)

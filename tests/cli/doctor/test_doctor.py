@@ -427,6 +427,11 @@ def plant_dead_mps(seen: Facts) -> None:
     seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": "the daemon died"}
 
 
+def plant_unavailable_mps(seen: Facts) -> None:
+    for resource in seen.cards:
+        resource["status"]["mps"] = {"state": "Unavailable", "reason": "the control program is missing: install it"}
+
+
 def plant_no_mps_any_more(seen: Facts) -> None:
     for resource in seen.cards:
         resource["status"]["mps"] = {"state": "Down", "reason": MANAGER_GONE}
@@ -628,6 +633,12 @@ def plant_no_rights(seen: Facts) -> None:
             Severity.WARNING,
             "n1: GPU-n1-1 is without MPS, Down: the daemon died",
             "the manager tries again by itself; see its log:",
+        ),
+        (
+            plant_unavailable_mps,
+            Severity.WARNING,
+            "n1, 2 GPUs: shared without MPS, so limits are advisory: the control program is missing: install it",
+            "pods that require MPS wait, and all others run there",
         ),
         (
             plant_no_mps_any_more,

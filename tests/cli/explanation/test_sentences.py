@@ -242,6 +242,18 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     assert "used by pods with another MPS mode" in sentences.explain_pod(pod, cluster_state)
 
 
+def test_who_requires_mps_is_told_why_it_cannot_run():
+    cannot = card("n1", 0)
+    cannot["status"]["mps"] = {"mode": "card", "state": "Unavailable", "reason": "driver 470: upgrade it"}
+    cluster_state = clusterstate.read_cluster_state(lists(extendedresources=[cannot]).kube)
+    pod = typed({"aliyun.com/gpu-mem": "100"})
+    assert "closed by MPS" not in sentences.explain_pod(pod, cluster_state)
+    pod["metadata"]["annotations"] = {names.MPS: "required"}
+    text = sentences.explain_pod(pod, cluster_state)
+    assert "n1: The pod requires MPS, which the node does not have on the suitable GPUs" in text
+    assert "free, closed by MPS (Unavailable: driver 470: upgrade it), held by" in text
+
+
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
     text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), clusterstate.read_cluster_state(lists().kube))
     assert (

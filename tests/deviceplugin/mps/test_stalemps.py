@@ -75,6 +75,17 @@ def test_a_manager_that_is_busy_with_a_card_is_believed(world, state):
     assert seen.patch_after(AGES, state) == "stays"
 
 
+def test_where_mps_cannot_run_a_manager_that_is_gone_keeps_nobody_out(world):
+    seen = Seen(world.root)
+    world.cards[0].says(state=MpsState.UNAVAILABLE, checked=0.0)
+    world.end()
+    seen.patch_after(0, "Unavailable")
+    assert seen.patch_after(AGES, "Unavailable") == "stays"
+    (world.cards[0].home / mps.READY).unlink()
+    seen.patch_after(0, "Unavailable")
+    assert seen.patch_after(stalemps.GRACE_SECONDS, "Unavailable")["state"] == "Down", "after a reboot"
+
+
 def test_what_a_former_manager_said_of_a_card_that_this_one_does_not_serve_is_taken_back(world):
     seen = Seen(world.root)
     (world.cards[0].home / mps.READY).unlink()

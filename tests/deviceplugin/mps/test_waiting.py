@@ -8,7 +8,7 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.core.api.mps import Mode, MpsState
 from cardwise.core.values.quantity import MiB
-from deviceplugin.grants.mpswait import MAX_WAIT_SECONDS
+from deviceplugin.grants.mpswait import MAX_WAIT_SECONDS, MpsWait
 from deviceplugin.grants.waitslots import WAIT_SLOTS
 from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.deviceplugin.mps.managednode import HALF, LIMIT_ENV, OURS, bound, pipes, refusal_message, start
@@ -158,6 +158,52 @@ def test_a_pod_that_does_without_waits_until_mps_is_off(world):
     rig.kubelet.pre_start(slot)
     assert rig.env(slot).keys().isdisjoint(OURS)
     assert pipes(rig, slot) == {}
+
+
+@pytest.mark.parametrize("mode", [None, "preferred", "off"])
+def test_where_mps_cannot_run_a_pod_starts_without_it_also_without_the_manager(world, mode):
+    world.cards[0].says(state=MpsState.UNAVAILABLE, checked=0.0).dies()
+    world.end()
+    rig = world.rig.start()
+    slot = start(rig, bound(rig, mode=mode))
+    assert pipes(rig, slot) == {}
+    assert rig.env(slot).keys().isdisjoint(OURS)
+
+
+def test_where_mps_cannot_run_a_pod_that_requires_it_waits_with_the_reason(world):
+    world.cards[0].says(state=MpsState.UNAVAILABLE, reason="driver 470: upgrade it").dies()
+    rig = world.rig.start()
+    slot, message = refusal_message(rig, bound(rig, mode="required"))
+    assert "is Unavailable, not Ready: driver 470: upgrade it" in message
+    world.cards[0].says(state=MpsState.READY, reason="").runs()
+    rig.kubelet.pre_start(slot)
+    assert LIMIT_ENV in rig.env(slot)
+
+
+def test_several_cards_without_mps_whatever_the_reason(world):
+    world.cards[0].says(state=MpsState.UNAVAILABLE).dies()
+    world.cards[1].says(state=MpsState.OFF).dies()
+    rig = world.rig.start()
+    assert pipes(rig, start(rig, bound(rig, "a", [(0, 100), (1, 100)]))) == {}
+
+
+def test_mps_that_comes_back_before_the_grant_is_delivered_counts(world, monkeypatch):
+    """The manager has taken back that MPS is unavailable, and closes the card if it finds no pod."""
+    world.cards[0].says(state=MpsState.UNAVAILABLE)
+    rig = world.rig.start()
+    confirm = MpsWait.confirm_ready
+
+    def late(self, grant):
+        world.cards[0].says(state=MpsState.STARTING)
+        confirm(self, grant)
+
+    monkeypatch.setattr(MpsWait, "confirm_ready", late)
+    slot, message = refusal_message(rig, bound(rig))
+    assert "is Starting, not Ready" in message
+    monkeypatch.undo()
+    world.cards[0].says(state=MpsState.READY)
+    rig.kubelet.pre_start(slot)
+    assert LIMIT_ENV in rig.env(slot)
 
 
 def test_a_node_without_manager(idle_rig):

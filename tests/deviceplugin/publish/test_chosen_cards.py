@@ -17,6 +17,11 @@ class TestNvidiasPlugin:
     def serve(self, rig: Rig, count: str | None) -> None:
         rig.edit_node(status={"capacity": {names.NVIDIA_GPU: count}})
 
+    def test_shares_that_it_offers_under_another_name_count_too(self, rig):
+        rig.edit_node(status={"capacity": {f"{names.NVIDIA_GPU}.shared": "20"}})
+        rig.settle()
+        assert health(rig) == ["Unhealthy", "Unhealthy"]
+
     def test_while_it_serves_the_node_nothing_is_shared(self, rig):
         running = rig.run(rig.bind("running", [(0, 100)]))
         self.serve(rig, "2")

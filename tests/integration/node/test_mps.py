@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -129,7 +130,9 @@ class World:
 
     # Pods.
 
-    def pod(self, name: str, index: int, mib: int, *, agent: bool = False, restart: str = "Always") -> str:
+    def pod(
+        self, name: str, index: int, mib: int, *, agent: bool = False, restart: str = "Always", mode: str = ""
+    ) -> str:
         """Creates and binds; returns the UID."""
         share = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
         main: dict[str, Any] = {
@@ -157,7 +160,8 @@ class World:
         metadata = {
             "name": name,
             "uid": uid,
-            "annotations": codec.encode(Assignment({"0": (card_share,)}), assume_time_ns=time.time_ns()),
+            "annotations": codec.encode(Assignment({"0": (card_share,)}), assume_time_ns=time.time_ns())
+            | ({mps.MODE: mode} if mode else {}),
         }
         binding = {"metadata": metadata, "target": {"kind": "Node", "name": NODE}}
         self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
@@ -358,6 +362,41 @@ def test_a_manager_that_stands_still_keeps_containers_back_until_it_goes_on(worl
         world.wait(lambda index=index: world.mps_status(index).get("state") == MpsState.READY, "the cluster knows")
     assert world.status(0).daemon_pid == daemon, "the daemon is the same"
     assert (world.starts(runs), world.starts(late)) == (1, 1)
+
+
+def test_beside_another_mps_daemon_pods_share_the_card_without_mps_until_they_have_ended(world, tmp_path):
+    """The daemon is the machine's, as a systemd unit would start it. A manager that starts looks at once."""
+    environment = dict(os.environ) | {
+        mps.PIPE_ENV: str(tmp_path / "pipe"),
+        mps.LOG_ENV: str(tmp_path / "log"),
+        "CUDA_VISIBLE_DEVICES": world.uuids[1],
+    }
+    for name in ("pipe", "log"):
+        (tmp_path / name).mkdir()
+    another = subprocess.Popen([manager.DOUBLE / "nvidia-cuda-mps-control", "-f"], env=environment)
+    try:
+        world.cluster.process(MANAGER).restart()
+        world.wait(lambda: world.mps_status(1).get("state") == MpsState.UNAVAILABLE, "the cluster knows")
+        assert f"(process {another.pid}, folder {tmp_path / 'pipe'}): end it" in world.mps_status(1)["reason"]
+        assert world.status(0).state is MpsState.READY, "the other card is not its"
+        free, agreed = world.pod("free", 1, 1000), world.pod("agreed", 1, 1000, agent=True)
+        required = world.pod("demands", 1, 1000, mode="required")
+        for uid in (free, agreed):
+            assert not any("CUDA_MPS" in line for line in world.started(uid))
+        assert '"enforced": "advisory"' in next(line for line in world.output_of(agreed) if line.startswith("{"))
+        world.wait(
+            lambda: "is Unavailable, not Ready: an MPS daemon that" in world.space.reasons("demands"), "it waits"
+        )
+    finally:
+        another.kill()
+        another.wait()
+    world.cluster.process(MANAGER).restart()
+    world.wait(lambda: "have ended" in world.mps_status(1).get("reason", ""), "MPS waits for the pods")
+    assert (world.starts(free), world.starts(agreed), world.starts(required)) == (1, 1, 0)
+    world.exit(free)
+    assert not any("CUDA_MPS" in line for line in world.started(free, 2)), "it goes on as it began"
+    world.space.clear()
+    world.wait_ready(1)
 
 
 def agent(world: World, name: str) -> dict[str, Any]:

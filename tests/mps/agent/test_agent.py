@@ -49,6 +49,15 @@ def test_a_probe_that_asks_for_a_while_lets_the_pod_go_on_as_soon_as_its_card_an
     assert looks >= 3
 
 
+def test_where_mps_cannot_run_the_pod_goes_on_without_it(pod, card):
+    card.dies().says(state=MpsState.STARTING)
+    pod.start(assignment(c0=[share()]))
+    assert not pod.ready()
+    card.says(state=MpsState.UNAVAILABLE, reason="the control program is missing")
+    assert pod.later().probe() == (0, "")
+    assert pod.document("0")["enforced"] == "advisory"
+
+
 def test_it_waits_for_every_card_of_the_pod(pod, card, other):
     other.says(state=MpsState.FAULT)
     pod.start(assignment(c0=[share(ONE)], c1=[share(TWO)]))

@@ -201,7 +201,39 @@ def test_off_is_reached_from_wherever_a_start_is(acts):
 
 
 outcomes = st.builds(ActResult, st.sampled_from(list(Outcome)))
-events = st.lists(st.tuples(outcomes, st.floats(0.0, 100.0), st.sampled_from([None, None, None, True, False])))
+CANNOT = "the control program is missing"
+wishes = st.sampled_from([None, None, None, True, False, CANNOT])
+events = st.lists(st.tuples(outcomes, st.floats(0.0, 100.0), wishes))
+OPEN = (DaemonPhase.UNAVAILABLE, DaemonPhase.CHECKING)  # containers may run without MPS
+
+
+def wish(subject: Machine, wanted: bool | str, now: float) -> Machine:
+    """On, off, or why it cannot run."""
+    return machine.set_enabled(
+        subject, wanted is True, now, PACE, unavailable=wanted if isinstance(wanted, str) else ""
+    )
+
+
+def test_where_mps_cannot_run_the_cards_are_given_back_first_and_taken_after_a_check_only():
+    subject = wish(ready(), CANNOT, 5.0)
+    subject, done = drive(subject, {}, 20.0, 5.0)
+    assert done == [Act.DETACH, Act.QUIT, Act.SWEEP, Act.RELEASE]
+    assert (machine.mps_state(subject), subject.reason) == (MpsState.UNAVAILABLE, CANNOT)
+    subject = wish(subject, True, 20.0)
+    assert machine.mps_state(subject) is MpsState.STARTING, "nothing starts without MPS any more"
+    assert machine.next_act(subject, 20.0) is Act.REST, "all learn of it first"
+    subject, done = drive(subject, {Act.CHECK: ActResult(Outcome.BUSY, "pods")}, 26.0, 20.0)
+    assert (done, machine.mps_state(subject), subject.reason) == ([Act.CHECK], MpsState.UNAVAILABLE, "pods")
+    assert wish(subject, True, 27.0) == subject
+    subject, done = drive(wish(subject, True, 31.0), {}, 60.0, 31.0)
+    assert done[: len(GOOD) + 1] == [Act.CHECK, *GOOD]
+
+
+def test_off_becomes_unavailable_and_a_reason_that_changes_is_told():
+    subject, _ = drive(machine.set_enabled(ready(), False, 5.0, PACE), {}, 20.0, 5.0)
+    subject, done = drive(wish(subject, CANNOT, 20.0), {}, 21.0, 20.0)
+    assert (done, machine.mps_state(subject)) == ([Act.RELEASE], MpsState.UNAVAILABLE)
+    assert wish(subject, "the driver is too old", 22.0).reason == "the driver is too old"
 
 
 @settings(deadline=None)
@@ -211,16 +243,22 @@ def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
     for act_result, step, wanted in happened:
         now += step
         if wanted is not None:
-            subject = machine.set_enabled(subject, wanted, now, PACE)
+            subject = wish(subject, wanted, now)
         act = machine.next_act(subject, now)
         if act is Act.REST:
             if act_result.outcome is Outcome.DEAD:
                 subject = machine.next_machine(subject, act_result, now, PACE)  # a death between two acts
             continue
+        was_open = subject.phase in OPEN
         subject = machine.next_machine(subject, act_result, now, PACE)
+        if was_open and subject.phase not in OPEN:
+            assert (act, act_result.outcome) == (Act.CHECK, Outcome.OK)
+        if machine.mps_state(subject) is MpsState.UNAVAILABLE and not was_open:
+            assert (act, act_result.outcome) == (Act.RELEASE, Outcome.OK)
         if machine.mps_state(subject) is MpsState.READY:
             assert (act, act_result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
         assert subject.act_due_at == math.inf or subject.act_due_at <= now + PACE.max_backoff + 1e-6
+    now += machine.SETTLE_SECONDS
     subject = machine.set_enabled(subject, True, now, PACE)
     subject, _ = drive(subject, {}, now + 200.0, now)
     assert subject.phase is DaemonPhase.READY
@@ -235,7 +273,7 @@ def test_nothing_is_spawned_while_a_daemon_may_live(happened):
     for act_result, step, wanted in happened:
         now += step
         if wanted is not None:
-            subject = machine.set_enabled(subject, wanted, now, PACE)
+            subject = wish(subject, wanted, now)
         act = machine.next_act(subject, now)
         if act is Act.REST:
             continue
@@ -247,5 +285,5 @@ def test_nothing_is_spawned_while_a_daemon_may_live(happened):
         ):
             lives = False
         subject = machine.next_machine(subject, act_result, now, PACE)
-        if subject.phase in (DaemonPhase.OFF, DaemonPhase.DOWN, DaemonPhase.SPAWNING, DaemonPhase.RELEASING):
+        if subject.phase in (*OPEN, DaemonPhase.OFF, DaemonPhase.DOWN, DaemonPhase.SPAWNING, DaemonPhase.RELEASING):
             assert not lives

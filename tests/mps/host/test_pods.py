@@ -1,14 +1,18 @@
 """Who holds what, who does without MPS, and when each ends."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from cardwise.core.api import assignment, mps
 from cardwise.core.api.assignment import Assignment
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.timestamps import EARLIEST, LATEST
 from cardwise.gpus.protocol import GpuCard
+from mps.daemon import units
+from mps.daemon.units import DaemonUnit
 from mps.host import drivers, pods
 from mps.host.pods import CardDemand, PodView
 from tests.mps import records
@@ -128,7 +132,6 @@ def test_a_static_pods_groups_have_another_name():
         ("615.71.09", True, True, 60),
         ("", False, False, 48),
         ("nonsense", False, False, 48),
-        ("470.1", False, False, 48),
     ],
 )
 def test_what_drivers_can(version, multi_user, server_status, max_clients):
@@ -139,9 +142,16 @@ def test_what_drivers_can(version, multi_user, server_status, max_clients):
     assert demands.max_clients(old) == 16
 
 
-def test_a_daemon_sees_cards_by_uuid_where_it_reads_them():
-    assert drivers.capabilities_of("550.1").visibility_environment(CARDS)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
-    assert drivers.capabilities_of("470.1").visibility_environment(CARDS)["CUDA_VISIBLE_DEVICES"] == "0,1"
+def test_a_daemon_sees_its_cards_by_uuid_and_in_their_order():
+    unit = DaemonUnit(name="node", home=Path("/mps/node"), scope=DaemonScope.NODE, cards=tuple(CARDS))
+    assert units.environment(unit)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+
+
+@pytest.mark.parametrize(
+    ("version", "too_old"), [("470.256.02", True), ("534.1", True), ("535.1", False), ("615.71.09", False), ("", False)]
+)
+def test_drivers_that_are_too_old(version, too_old):
+    assert drivers.is_too_old(version) is too_old
 
 
 @pytest.mark.parametrize(("driver", "has"), [("580", True), ("550", False)])

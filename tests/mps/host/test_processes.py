@@ -46,6 +46,14 @@ def output() -> Iterator[int]:
         yield file.fileno()
 
 
+def test_daemons_of_others_are_those_with_another_folder_and_no_front_ends(folder, running):
+    ours, others = running(CONTROL, FOREGROUND), running(CONTROL, "-d", pipe="other")
+    front_end = running(CONTROL, pipe="other")
+    listed = {daemon.pid: daemon.pipe for daemon in LOCAL.other_daemons(folder / "pipe")}
+    assert listed[others.pid] == str(folder / "other")
+    assert listed.keys().isdisjoint({ours.pid, front_end.pid})
+
+
 def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
     daemon, server = running(CONTROL, FOREGROUND), running(SERVER)
     running(CONTROL)  # its front end

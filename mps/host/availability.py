@@ -1,0 +1,138 @@
+"""Whether MPS can run on a card, and what an administrator has to change if it cannot.
+
+A card without MPS for one of these reasons takes pods that demand nothing. So a reason must not be one that passes by
+itself, or that a tenant can cause: a process of a pod never counts as another MPS daemon.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cardwise.clock import Clock
+from cardwise.core.api import gpunodes
+from cardwise.gpus.protocol import IN_MIG_MODE, GpuCard
+from mps.host import drivers
+from mps.host.processes import ControlDaemon, Host
+
+_LOOK_SECONDS = 60.0  # between two searches for the control program and for other MPS daemons
+
+
+class Cause(StrEnum):
+    """Why MPS is unavailable on a card, for metrics."""
+
+    PROGRAM = "program"  # the control program is missing
+    DRIVER = "driver"  # the driver is too old
+    MIG = "mig"  # the card is in MIG mode
+    PLUGIN = "plugin"  # NVIDIA's device plugin serves the node
+    DAEMON = "daemon"  # an MPS daemon that is not Cardwise's serves the card
+    PODS = "pods"  # MPS can run again, and pods that started without it have not ended yet
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why MPS cannot run on a card: `reason` with the remedy, for people."""
+
+    cause: Cause
+    reason: str
+
+
+PODS_WITHOUT_MPS = Obstacle(
+    Cause.PODS, "MPS can run on the GPU again, and starts when the pods that started there without it have ended"
+)
+
+
+class Availability:
+    """The obstacles to MPS on the cards of a node. Not thread-safe.
+
+    control: the program nvidia-cuda-mps-control: a path, or a name that is searched in PATH.
+    root: the folder of the manager's own daemons.
+    nvidia_gpus: returns the number of GPUs that NVIDIA's device plugin offers on the node; 0 if `--gpus` divides the
+        cards between it and Cardwise.
+    is_mig: returns whether a card is in MIG mode, by UUID.
+    """
+
+    def __init__(
+        self,
+        control: Path,
+        root: Path,
+        *,
+        nvidia_gpus: Callable[[], int],
+        is_mig: Callable[[str], bool],
+        host: Host,
+        clock: Clock,
+    ) -> None:
+        self._control = control
+        self._root = root
+        self._nvidia_gpus = nvidia_gpus
+        self._is_mig = is_mig
+        self._host = host
+        self._clock = clock
+        self._looked_at = -math.inf
+        self._has_control = False
+        self._other_daemons: list[ControlDaemon] = []
+
+    def refresh(self) -> None:
+        """Search for the control program and for other MPS daemons, if the last search was a minute ago."""
+        if self._clock.now() - self._looked_at < _LOOK_SECONDS:
+            return
+        self._looked_at = self._clock.now()
+        self._has_control = shutil.which(self._control) is not None
+        self._other_daemons = self._host.other_daemons(self._root)
+
+    def find_obstacle(self, cards: Sequence[GpuCard]) -> Obstacle | None:
+        """The first obstacle to an MPS daemon of these cards, None if it can run."""
+        if any(self._is_mig(card.uuid) for card in cards):
+            return Obstacle(Cause.MIG, IN_MIG_MODE)
+        if problem := gpunodes.nvidia_plugin_problem(self._nvidia_gpus()):
+            return Obstacle(Cause.PLUGIN, problem)
+        if not self._has_control:
+            return Obstacle(Cause.PROGRAM, _describe_missing_control(self._control))
+        driver = cards[0].properties.get("driver", "")
+        if drivers.is_too_old(driver):
+            reason = (
+                f"MPS needs driver {drivers.MIN_MAJOR} or newer, and this node has {driver}: upgrade NVIDIA's driver"
+            )
+            return Obstacle(Cause.DRIVER, reason)
+        for daemon in self._other_daemons:
+            if any(_serves(daemon.environment, card) for card in cards):
+                return Obstacle(Cause.DAEMON, _describe_other_daemon(daemon))
+        return None
+
+
+def _describe_missing_control(control: Path) -> str:
+    return (
+        f"{control.name} is not installed or cannot be run; it belongs to NVIDIA's driver: install the package "
+        "nvidia-compute-utils or nvidia-cuda-mps on the node, and let NVIDIA's container toolkit mount it into the "
+        "manager's container (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+    )
+
+
+def _describe_other_daemon(daemon: ControlDaemon) -> str:
+    return (
+        f"an MPS daemon that is not Cardwise's serves the GPU (process {daemon.pid}, folder {daemon.pipe}): end it "
+        f"(echo quit | CUDA_MPS_PIPE_DIRECTORY={daemon.pipe} nvidia-cuda-mps-control), or leave the GPU to it by "
+        "nodes.gpus (--gpus)"
+    )
+
+
+def _serves(environment: Mapping[str, str], card: GpuCard) -> bool:
+    """Whether a daemon with this environment serves the card.
+
+    A UUID may be shortened. Indices say nothing without CUDA_DEVICE_ORDER=PCI_BUS_ID, since CUDA may number the cards
+    in another order; then the daemon may serve any card.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return True
+    devices = [device.strip().lower() for device in visible.split(",") if device.strip()]
+    has_indices = any(device.isdigit() for device in devices)
+    if has_indices and environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        return True
+    return any(device == str(card.index) or _is_uuid_of(device, card) for device in devices)
+
+
+def _is_uuid_of(device: str, card: GpuCard) -> bool:
+    return device.startswith("gpu-") and card.uuid.lower().startswith(device)
