@@ -41,7 +41,8 @@ from cardwise.runtime.tls.cabundle import CaBundle
 from cardwise.runtime.tls.expiry import Expiry
 from webhook import metrics
 from webhook.cluster.view import ClusterView
-from webhook.pods import nodes
+from webhook.pods import scheduling
+from webhook.pods.amounts import MIN_SHARE_MIB
 from webhook.pods.context import (
     AGENT_USER,
     DEFAULT_SCHEDULER,
@@ -50,7 +51,6 @@ from webhook.pods.context import (
     OversizePolicy,
     WebhookSettings,
 )
-from webhook.pods.units import MIN_SHARE_MIB
 from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
 from webhook.templates.spellings import NvidiaGpu
 
@@ -70,7 +70,9 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(nodes.toleration_of_taint(taint.strip()) for taint in str(value).split(",") if taint.strip())
+            return tuple(
+                scheduling.toleration_of_taint(taint.strip()) for taint in str(value).split(",") if taint.strip()
+            )
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

@@ -13,7 +13,7 @@ from cardwise.core.values.quantity import MiB
 from tests.webhook.reviews import Known
 from tests.webhook.sharing import IMAGE, admitted, agent, env
 from webhook.cluster.cards import CardSizes
-from webhook.pods import environment
+from webhook.pods import resources
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "frameworks").glob("*.yaml"))
 
@@ -29,7 +29,7 @@ def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
     request_ = request.parse(pod)
     assert request_ is not None
     (container,) = pod["spec"]["containers"]
-    entries, _ = environment.merge_entries([], request_.containers[0], env_from=False)
+    entries, _ = resources.merge_entries([], request_.containers[0], env_from=False)
     written = {entry["name"] for entry in entries}
     arguments = " ".join([*container.get("command", []), *container["args"]])
     named = set(re.findall(r"\b(?:CARDWISE|ALIYUN_COM|XLA)_[A-Z_]*[A-Z]\b", arguments))

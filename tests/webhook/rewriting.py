@@ -8,7 +8,7 @@ from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values.decoded import Json
 from tests.webhook.reviews import Known
 from webhook.cluster.namespaces import Defaults
-from webhook.pods import annotations, capacity, classes, devices, nodes, placement, resources, scheduler
+from webhook.pods import amounts, annotations, capacity, resources, scheduling
 from webhook.pods.context import Context, WebhookSettings
 from webhook.pods.pod import PodUnderReview
 
@@ -29,27 +29,27 @@ def mutate(pod: Json, *, policy: str = "", in_gang: bool = False, **settings: An
     under_review.read_request()
     under_review.gang = Membership(name="g") if in_gang else None
     under_review.defaults = Defaults(policy=policy)
-    for rule in (annotations, resources, nodes, scheduler):
-        rule.mutate(under_review, context(**settings))
+    for rule in (annotations.mutate, resources.mutate, scheduling.mutate):
+        rule(under_review, context(**settings))
     return Rewritten(under_review.to_json(), tuple(under_review.warnings))
 
 
 def with_classes(pod: Json, known: Known, **settings: Any) -> Json:
     """The pod with the stored names of classes."""
     under_review = PodUnderReview(pod)
-    classes.mutate(under_review, context(known, **settings))
+    amounts.mutate(under_review, context(known, **settings))
     return under_review.to_json()
 
 
 def without_placement(pod: Json) -> Rewritten:
     under_review = PodUnderReview(pod)
-    placement.mutate(under_review, context())
+    scheduling.mutate_copies(under_review, context())
     return Rewritten(under_review.to_json(), tuple(under_review.warnings))
 
 
 def check_pod(pod: Json, known: Known, **settings: Any) -> tuple[str, ...]:
     """The warnings about a rewritten pod: is it rewritten, does it fit? Raises InvalidRequest."""
     under_review = PodUnderReview(pod, request.parse_mutated)
-    for rule in (classes, devices, resources, placement, capacity):
-        rule.validate(under_review, context(known, **settings))
+    for rule in (amounts.validate, resources.validate, scheduling.validate_node_name, capacity.validate):
+        rule(under_review, context(known, **settings))
     return tuple(under_review.warnings)

@@ -1,11 +1,20 @@
-"""Adds the share agent to a pod that needs it, with its mounts and settings.
+"""The share agent: added to a pod that needs it, with its mounts, its settings, its cpu and memory.
 
 The contract is docs/design/0007-share-agent.md. Pure, and idempotent. Runs before the request is read for the last
 time: the agent is an init container, and its position changes the keys of containers with a share.
+
+A copied or forged agent requests no GPU, whatever its manifest says. The agent is written again later. If its former
+requests counted until then, they would be part of the pod's request in the first call of the webhook, and not in the
+second.
+
+Its cpu and memory: the pod keeps its QoS class, and no LimitRange or quota refuses it. The agent has an amount only if
+all containers that run beside it have this amount. Ordinary init containers are ignored, because they have ended when
+the other containers run; a HorizontalPodAutoscaler ignores them, too.
 """
 
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Final, get_args
 
@@ -13,14 +22,18 @@ from cardwise import share
 from cardwise.core.api import names, shareagent
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.request import Container
+from cardwise.core.values import quantity, wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.core.values.wording import quote_text
-from webhook.cluster.limitranges import Amount, Bounds
-from webhook.pods import agentresources, environment, frameworks, mpsmode
+from webhook.cluster.limitranges import COUNTED_RESOURCES, Amount, Bounds
+from webhook.pods import frameworks, mpsmode
 from webhook.pods.context import AgentChoice, AgentSettings, Context
-from webhook.pods.order import changed_later_error
 from webhook.pods.pod import PodUnderReview
+from webhook.pods.refusals import changed_later_error
+from webhook.pods.resources import INTERNAL_RESOURCES, from_annotation
+from webhook.templates.containers import amount_lists
 
 # Requests of the agent in pods whose containers all request cpu or memory: enough for two scrapes a second.
 _RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
@@ -32,13 +45,51 @@ _COMMAND: Final = "cardwise-agent"
 # Both paths are reserved, because in nearly every image they are the same folder.
 _RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")
 _INIT_PREFIX: Final = "init-"
+_AGENT_MOUNT: Final[Json] = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}
+_VOLUME: Final[Json] = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+ResourceAmounts = Mapping[str, Amount]
+ResourceFields = dict[str, dict[str, str]]
+_KINDS: Final = ("requests", "limits")
+
+
+def mutate_copies(pod: PodUnderReview, context: Context) -> None:
+    """Remove the share agent's requests for cards and devices, including resources of other device plugins, and warn
+    the author.
+
+    Raises KubeError.
+    """
+    for i, container in enumerate(pod.containers):
+        if not _is_own_agent(container):
+            continue
+        resources, translator = dict(container.spec.get("resources") or {}), context.translator
+        stored_names = {
+            name: translator.translate_container_name(name, amount)
+            for _, amounts in amount_lists(resources)
+            for name, amount in amounts.items()
+        }
+        removed_names = sorted(
+            name for name, stored in stored_names.items() if "/" in stored and stored not in INTERNAL_RESOURCES
+        )
+        if removed_names:
+            for kind, amounts in amount_lists(resources):
+                resources[kind] = {name: amount for name, amount in amounts.items() if name not in removed_names}
+            pod.put_resources(i, resources)
+            pod.warnings.append(
+                f"{container.path}.resources: removed {wording.enumerate_first(removed_names, 3)}; the share agent "
+                "requests no GPU"
+            )
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Add, update or remove the share agent. Raises InvalidRequest."""
+    """Add, update or remove the share agent, after annotating the namespace's default for the frameworks' hook.
+
+    Raises InvalidRequest.
+    """
     if not pod.cards:
         _remove_agent(pod)
         return
+    if pod.defaults.frameworks and names.FRAMEWORKS not in pod.annotations:
+        pod.annotations = pod.annotations | {names.FRAMEWORKS: pod.defaults.frameworks}
     _refuse_reserved_mounts(pod)
     settings = context.settings.share_agent
     mode, hook = mpsmode.mode_of(pod.annotations), frameworks.read_hook(pod)
@@ -59,6 +110,38 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     else:
         _refuse_reserved_names(pod)
         _inject_agent(pod, settings, hook, context.cluster.bounds(context.namespace))
+
+
+def validate(pod: PodUnderReview, context: Context) -> None:
+    """Check that agent, volume and mounts are as `mutate` leaves them. Raises InvalidRequest."""
+    if not pod.cards:
+        return
+    _refuse_reserved_mounts(pod)
+    agent = next((c for c in pod.containers if _is_own_agent(c)), None)
+    for container in pod.containers:
+        limits = (container.spec.get("resources") or {}).get("limits") or {}
+        has_reserved_name = container.spec.get("name") == shareagent.CONTAINER
+        if (
+            has_reserved_name
+            and not _is_own_agent(container)
+            and any(name.startswith(names.CLASS_PREFIX) for name in limits)
+        ):
+            raise _reserved_name_error(container.path)
+    if agent is None:
+        return
+    volume: Json = next(
+        (entry for entry in pod.spec.get("volumes") or () if entry.get("name") == shareagent.VOLUME),
+        {},
+    )
+    if "emptyDir" not in volume:
+        raise _changed_error(f"spec.volumes[{shareagent.VOLUME}]")
+    for container in pod.containers:
+        mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
+        expected_mounts = (
+            [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, pod.cards, hook=False)
+        )
+        if [m for m in mounts if m != frameworks.MOUNT or container.key not in pod.cards] != expected_mounts:
+            raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 
 def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str, bounds: Bounds) -> None:
@@ -82,7 +165,7 @@ def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str, bound
             hook=bool(hook),
         )
         arranged = [agent_container if i is None else init[i] for i in order]
-        misfit_reason = agentresources.misfit_reason(app_containers, agent_container, arranged, bounds)
+        misfit_reason = _misfit_reason(app_containers, agent_container, arranged, bounds)
         if not misfit_reason:
             break
     if misfit_reason:
@@ -97,38 +180,6 @@ def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str, bound
     pod.agent = f"{_INIT_PREFIX}{order.index(None)}"
     new_keys = _map_keys(order)
     _set_mounts(pod, {new_keys.get(key, key): whole for key, whole in sharing.items()}, hook)
-
-
-def validate(pod: PodUnderReview, context: Context) -> None:
-    """Check that agent, volume and mounts are as `mutate` leaves them. Raises InvalidRequest."""
-    if not pod.cards:
-        return
-    _refuse_reserved_mounts(pod)
-    agent = next((c for c in pod.containers if is_own_agent(c)), None)
-    for container in pod.containers:
-        limits = (container.spec.get("resources") or {}).get("limits") or {}
-        has_reserved_name = container.spec.get("name") == shareagent.CONTAINER
-        if (
-            has_reserved_name
-            and not is_own_agent(container)
-            and any(name.startswith(names.CLASS_PREFIX) for name in limits)
-        ):
-            raise _reserved_name_error(container.path)
-    if agent is None:
-        return
-    volume: Json = next(
-        (entry for entry in pod.spec.get("volumes") or () if entry.get("name") == shareagent.VOLUME),
-        {},
-    )
-    if "emptyDir" not in volume:
-        raise _changed_error(f"spec.volumes[{shareagent.VOLUME}]")
-    for container in pod.containers:
-        mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
-        expected_mounts = (
-            [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, pod.cards, hook=False)
-        )
-        if [m for m in mounts if m != frameworks.MOUNT or container.key not in pod.cards] != expected_mounts:
-            raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 
 def _read_choice(pod: PodUnderReview) -> str:
@@ -146,7 +197,7 @@ def _warn_no_hook(pod: PodUnderReview, hook: str, reason: str) -> None:
         pod.warnings.append(f"{frameworks.FIELD}: the hook is not installed, because {reason}")
 
 
-def is_own_agent(container: Container) -> bool:
+def _is_own_agent(container: Container) -> bool:
     """Whether Cardwise added the container as an agent, to this pod or to a pod that was copied."""
     spec = container.spec
     sidecar = container.key.startswith(_INIT_PREFIX) and not container.ordinary_init
@@ -155,7 +206,7 @@ def is_own_agent(container: Container) -> bool:
 
 def _find_own_agents(pod: PodUnderReview) -> list[bool]:
     """For each init container, whether Cardwise added it as an agent, to this pod or to a pod that was copied."""
-    return [is_own_agent(container) for container in pod.containers if container.key.startswith(_INIT_PREFIX)]
+    return [_is_own_agent(container) for container in pod.containers if container.key.startswith(_INIT_PREFIX)]
 
 
 def _order_containers(is_agent: Sequence[bool], sharing_keys: Collection[str]) -> list[int | None]:
@@ -205,7 +256,7 @@ def _agent_container(
         for port in container.get("ports") or ()
     )
     port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
-    resources = agentresources.agent_resources(spec, present_agent, running, _RESOURCES, bounds)
+    resources = _agent_amounts(spec, present_agent, running, _RESOURCES, bounds)
     limits = {**resources["limits"], names.SHARE: "1"}
     return {
         "name": shareagent.CONTAINER,
@@ -214,7 +265,7 @@ def _agent_container(
         "command": [_COMMAND],
         "restartPolicy": "Always",
         "env": [
-            environment.from_annotation(shareagent.ASSIGNMENT_ENV, names.ASSIGNMENT),
+            from_annotation(shareagent.ASSIGNMENT_ENV, names.ASSIGNMENT),
             {"name": shareagent.METRICS_PORT_ENV, "value": str(port)},
             *([{"name": shareagent.HOOK_ENV, "value": "true"}] if hook else []),
         ],
@@ -235,10 +286,6 @@ def _agent_container(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-
-
-_AGENT_MOUNT: Final[Json] = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}
-_VOLUME: Final[Json] = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
 
 
 def _agent_mounts(key: str, sharing: Collection[str], *, hook: bool) -> list[Json]:
@@ -299,7 +346,7 @@ def _remove_agent(pod: PodUnderReview) -> None:
 def _refuse_reserved_names(pod: PodUnderReview) -> None:
     """Refuse containers and volumes of users with the agent's names. Raises InvalidRequest."""
     for container in pod.containers:
-        if container.spec.get("name") == shareagent.CONTAINER and not is_own_agent(container):
+        if container.spec.get("name") == shareagent.CONTAINER and not _is_own_agent(container):
             raise _reserved_name_error(container.path)
         for i, mount in enumerate(container.spec.get("volumeMounts") or ()):
             if mount.get("name") == shareagent.VOLUME and mount.get("mountPath") not in _AGENT_PATHS:
@@ -349,3 +396,104 @@ def _reserved_volume_error(field: str) -> InvalidRequest:
 
 def _changed_error(field: str) -> InvalidRequest:
     return changed_later_error(field, "is not as Cardwise wrote it for the share agent")
+
+
+def _agent_amounts(
+    spec: Json,
+    present_agent: Json,
+    running_containers: Sequence[Json],
+    default_amounts: ResourceAmounts,
+    bounds: Bounds,
+) -> ResourceFields:
+    """The requests and limits of the agent by field.
+
+    present_agent: the present agent; empty without one.
+    running_containers: the pod's other containers and sidecars, without ordinary init containers.
+    """
+    if spec.get("resources"):
+        # The pod has pod-level resources. Amounts of the agent then come from a LimitRange, and stay.
+        existing = {kind: (present_agent.get("resources") or {}).get(kind) or {} for kind in _KINDS}
+        return {
+            kind: {name: str(text) for name, text in existing[kind].items() if name in COUNTED_RESOURCES}
+            for kind in _KINDS
+        }
+    resources: ResourceFields = {kind: {} for kind in _KINDS}
+    for kind in _KINDS:
+        for name in COUNTED_RESOURCES:
+            amounts = [_read_amount(container, kind, name) for container in running_containers]
+            if all(amount is not None for amount in amounts):
+                # If all amounts are 0, the agent's amount is 0, too: a request above 0 would change the QoS class.
+                requests_nothing = not any(amounts)
+                resources[kind][name] = (
+                    "0" if requests_nothing else _raise_to_minimum(name, default_amounts, bounds).text
+                )
+    return resources
+
+
+def _misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
+    """Why a LimitRange would refuse the pod with the agent; "" if none does.
+
+    Kubernetes writes the defaults of LimitRanges into the agent after the webhook has added it, and then calls the
+    webhook again. They count from the first call, so that the second call has the same result.
+
+    app_containers: the pod's containers.
+    init: the pod's init containers, including the agent.
+    """
+    stored_agent = _with_defaults(agent, bounds)
+    stored_init = [stored_agent if container is agent else container for container in init]
+    for name, maximum in bounds.maximum.items():
+        if any((_read_amount(stored_agent, kind, name) or 0) > maximum.number for kind in _KINDS):
+            return f"a LimitRange allows a container {maximum.text} of {name} at most"
+    for name, maximum in bounds.pod_maximum.items():
+        for kind in _KINDS:
+            agent_amount = _read_amount(stored_agent, kind, name)
+            if agent_amount and _sum_amounts(app_containers, stored_init, kind, name) > maximum.number:
+                return f"a LimitRange allows a pod {maximum.text} of {name} at most"
+    return ""
+
+
+def _with_defaults(container: Json, bounds: Bounds) -> Json:
+    """The container with the defaults of LimitRanges for amounts that it does not set."""
+    resources = container.get("resources") or {}
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    default_limits = {name: amount.text for name, amount in bounds.default_limits.items()}
+    # A limit that the container sets is also its request.
+    default_requests = {name: amount.text for name, amount in bounds.default_requests.items() if name not in limits}
+    return container | {"resources": {"limits": default_limits | limits, "requests": default_requests | requests}}
+
+
+def _raise_to_minimum(name: str, default_amounts: ResourceAmounts, bounds: Bounds) -> Amount:
+    minimum = bounds.minimum.get(name)
+    return minimum if minimum is not None and minimum.number > default_amounts[name].number else default_amounts[name]
+
+
+def _read_amount(container: Json, kind: str, name: str) -> Fraction | None:
+    """The amount; None if the container sets none. If only the limit is set, it is also the request."""
+    resources = container.get("resources") or {}
+    amounts = resources.get(kind) or {}
+    text = amounts.get(name)
+    if text is None and kind == "requests":
+        text = (resources.get("limits") or {}).get(name)
+    try:
+        return None if text is None else quantity.parse(text)[0]
+    except InvalidQuantity:
+        return None  # Kubernetes refuses the pod
+
+
+def _sum_amounts(app_containers: Sequence[Json], init: Sequence[Json], kind: str, name: str) -> Fraction:
+    """The pod's amount as LimitRanges count it: the larger of the sum of all containers and sidecars, and the maximum
+    of each init container plus the sidecars before it.
+    """
+    sidecars, largest = Fraction(0), Fraction(0)
+    for container in init:
+        amount = _read_amount(container, kind, name) or Fraction(0)
+        if container.get("restartPolicy") == "Always":
+            sidecars += amount
+            largest = max(largest, sidecars)
+        else:
+            largest = max(largest, sidecars + amount)
+    running_total = sum(
+        (_read_amount(container, kind, name) or Fraction(0) for container in app_containers),
+        sidecars,
+    )
+    return max(running_total, largest)

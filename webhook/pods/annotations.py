@@ -1,17 +1,24 @@
-"""The annotations of a pod that only Cardwise may write, and the placement policy of its namespace.
+"""The annotations of a pod that only Cardwise may write, the placement policy of its namespace, and annotations and
+labels that no program reads.
 
 Annotations that users may not set are removed with a warning instead of refused, so that copies of running pods and
 restored backups can be created.
 """
 
+from itertools import islice
 from typing import Final
 
 from cardwise.core.api import lookalikes, names, request
 from cardwise.core.values import wording
-from webhook.pods.context import Context
+from cardwise.core.values.decoded import Json
+from webhook.pods.context import DEFAULT_SCHEDULER, Context
 from webhook.pods.pod import PodUnderReview
 
 _MAX_SUGGESTIONS: Final = 8  # unknown annotations for which a suggestion is computed
+_MAX_WARNINGS: Final = 8
+# Maximum number of unknown keys of an object that get a suggestion, since each is compared with all keys that Cardwise
+# reads.
+_MAX_COMPARED: Final = 16
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
@@ -29,6 +36,22 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         after.setdefault(names.POLICY, pod.defaults.policy)
     if after != before:
         pod.annotations = after
+
+
+def validate_unread(pod: PodUnderReview, context: Context) -> None:
+    """Warn about such keys. The gang keys of a pod with another scheduler may be meant for that scheduler."""
+    schedulers = context.settings.gang_schedulers
+    if schedulers and (pod.spec.get("schedulerName") or DEFAULT_SCHEDULER) not in schedulers:
+        return
+    warnings = []
+    for part, keys in (("annotations", pod.annotations), ("labels", pod.labels)):
+        for key in keys_to_compare(keys):
+            field = f"metadata.{part}[{key}]"
+            if suggested_name := lookalikes.suggest_pod_key(key, keys[key]):
+                warnings.append(f"{field}: Cardwise does not read it; did you mean {suggested_name}?")
+            elif part == "labels" and key in names.USER_ANNOTATIONS:
+                warnings.append(f"{field}: Cardwise reads it as an annotation only")
+    pod.warnings += warnings[:_MAX_WARNINGS]
 
 
 def _warn_removed(pod: PodUnderReview, removed_keys: set[str]) -> None:
@@ -58,3 +81,8 @@ def _reason_for_removal(key: str) -> str:
     if lookalikes.is_namespace_annotation(key):
         return "Cardwise reads this on namespaces only"
     return "Cardwise does not know this annotation"
+
+
+def keys_to_compare(keys: Json) -> list[str]:
+    """The annotations or labels that may be meant for Cardwise, at most as many as may be compared."""
+    return list(islice(filter(lookalikes.is_like_own, sorted(keys)), _MAX_COMPARED))

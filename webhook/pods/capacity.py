@@ -1,8 +1,12 @@
-"""Whether the cards and devices of the cluster could ever serve what a pod requests."""
+"""Whether the cards and devices of the cluster could ever serve what a pod requests.
+
+Also warnings about GPU resources of other domains that no node offers: misspelled, or of another GPU sharer.
+"""
 
 from collections.abc import Collection
+from typing import Final
 
-from cardwise.core.api import names
+from cardwise.core.api import lookalikes, names
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import fitting
@@ -11,10 +15,13 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.cluster.cards import CardSizes
 from webhook.pods.context import Context, Lookups
-from webhook.pods.oversize import collect_warnings
 from webhook.pods.pod import PodUnderReview, container_path
+from webhook.pods.refusals import collect_warnings
+from webhook.templates.containers import amount_lists
+from webhook.templates.spellings import is_zero
 
 _GIB = 1024  # MiB
+_MAX_FOREIGN: Final = 8
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
@@ -28,6 +35,29 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     pod.warnings += collect_warnings(
         oversize, lambda: _check_devices(pod_request, cluster), "a node with such a device joins"
     )
+
+
+def validate_foreign(pod: PodUnderReview, context: Context) -> None:
+    """Warn about such resources. Never a refusal: a node may offer them later."""
+    offers = context.cluster.offers()
+    if offers is None:
+        return
+    offered_names = offers.resources()
+    known_names = (*sorted(offered_names), *context.cluster.classes())
+    warnings: dict[str, str] = {}
+    for container in pod.containers:
+        for kind, amounts in amount_lists(container.spec.get("resources") or {}):
+            for name, amount in amounts.items():
+                if name in warnings or name in offered_names or _is_known(name) or is_zero(amount):
+                    continue
+                if len(warnings) >= _MAX_FOREIGN:  # each suggestion compares the name with all known names
+                    break
+                suggested_name = lookalikes.suggest_resource(name, known_names)
+                remedy = f"did you mean {suggested_name}?" if suggested_name else "the pod waits until a node does"
+                if lookalikes.is_of_other_vendor(name):
+                    remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
+                warnings[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
+    pod.warnings += warnings.values()
 
 
 def check_nodes(pod_request: PodRequest, cluster: Lookups, nodes: Collection[str] | None) -> tuple[str, ...]:
@@ -209,3 +239,8 @@ def _refuse_requests_that_exceed_cards_together(pod_request: PodRequest, cards: 
             f"({cards.max_cards})",
             "request fewer or smaller shares, or move some containers into other pods",
         )
+
+
+def _is_known(name: str) -> bool:
+    """Whether a resource name has a meaning even if no node offers it."""
+    return not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)

@@ -9,7 +9,7 @@ from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.cluster.namespaces import DISABLED, Defaults
-from webhook.pods import frameworks, mpsmode, units
+from webhook.pods import amounts, frameworks, mpsmode
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 
@@ -22,7 +22,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     pod.defaults = context.defaults
     if context.gives_default_share and context.defaults.gpu_mem and pod.gang is None and pod.read_request() is None:
         _add_share(pod, context.defaults.gpu_mem)
-        units.mutate(pod, context)
+        amounts.add_units(pod, context)
         pod.forget_request()
 
 

@@ -11,7 +11,6 @@ from cardwise.core.api import names, shareagent
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
-from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 
 ON, OFF = "on", "off"
@@ -42,13 +41,6 @@ def check(text: str, field: str = FIELD) -> str:
             f"write on, off, or some of: {known}",
         )
     return ",".join(dict.fromkeys(framework_names))
-
-
-def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Annotate the default of the namespace, if a pod that requests cards has no annotation for the hook."""
-    annotations = pod.annotations
-    if pod.cards and pod.defaults.frameworks and names.FRAMEWORKS not in annotations:
-        pod.annotations = annotations | {names.FRAMEWORKS: pod.defaults.frameworks}
 
 
 def read_hook(pod: PodUnderReview) -> str:

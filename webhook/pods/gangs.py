@@ -1,19 +1,37 @@
-"""Pods of gangs: the gate and the label of each member, and errors for groups that can never be complete."""
+"""Pods of gangs: the gang to which a pod belongs, the gate and the label of each member, and errors for groups that can
+never be complete.
 
+A gang is read from the pod itself, so that a member is gated before the scheduler sees it. Pods of schedulers that do
+not call the extender belong to no gang of Cardwise, because other projects (Volcano, coscheduling) use the same
+annotations.
+"""
+
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import Membership
+from cardwise.core.gangs.gangs import ForeignPodGroup, Membership
+from cardwise.core.values import objectnames
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from webhook.pods import membership, resources
-from webhook.pods.context import Context
-from webhook.pods.order import changed_later_error
+from cardwise.core.values.wording import quote_text
+from webhook.pods import resources
+from webhook.pods.context import DEFAULT_SCHEDULER, Context
 from webhook.pods.pod import PodUnderReview
+from webhook.pods.refusals import changed_later_error
 from webhook.templates import templates
 
+_SCHEDULING_GROUP: Final = "spec.schedulingGroup"
+_GANG_NAME: Final = re.compile(
+    r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?"
+)  # the names of PodGroups that are also valid label values
+_NOT_SERVED: Final = (
+    f"{_SCHEDULING_GROUP}: the pod is not a member of a Cardwise gang, because this cluster does not serve PodGroups "
+    "of "
+    f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
+)
 _ORDERED_READY: Final = "OrderedReady"
 _LABEL: Final = f"metadata.labels[{names.GANG}]"
 _GATE: Final = f"spec.schedulingGates[{names.GANG}]"
@@ -29,13 +47,26 @@ _SIZE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+def mutate_name(pod: PodUnderReview, context: Context) -> None:
+    """Read the gang that the pod names by annotation or label, whatever it requests. Raises InvalidRequest."""
+    pod.gang = named_gang(pod, context.settings.gang_schedulers)
+
+
+def mutate_podgroup(pod: PodUnderReview, context: Context) -> None:
+    """Read the request, and find the gang of a pod that requests cards or devices. Raises InvalidRequest, KubeError."""
+    if pod.read_request() is not None and pod.gang is None:
+        scheduler = context.settings.scheduler
+        pod.gang = gang_of_requester(pod, context, scheduler)
+        pod.names_unserved_podgroup = pod.gang is None and names_podgroup(pod, context, scheduler)
+
+
 def mutate(pod: PodUnderReview, context: Context) -> None:
     """Give the pod gate and label if it is in a gang, and remove them if not. Raises InvalidRequest."""
     gates = pod.spec.get("schedulingGates") or []
     is_gated = any(gate.get("name") == names.GANG for gate in gates)
     if pod.gang is None:
         if pod.names_unserved_podgroup:
-            pod.warnings.append(membership.NOT_SERVED)
+            pod.warnings.append(_NOT_SERVED)
         if names.GANG in pod.labels:
             pod.labels = {key: text for key, text in pod.labels.items() if key != names.GANG}
             pod.warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
@@ -59,9 +90,9 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     """Find the gang, and check that label, gate and markers are as the rules wrote them. Raises InvalidRequest,
     KubeError.
     """
-    pod.gang = membership.named_gang(pod, context.settings.gang_schedulers)
+    pod.gang = named_gang(pod, context.settings.gang_schedulers)
     if pod.gang is None and pod.request is not None:
-        pod.gang = membership.gang_of_requester(pod, context)
+        pod.gang = gang_of_requester(pod, context)
     name = pod.gang.name if pod.gang is not None else None
     if pod.labels.get(names.GANG) != name or gangs.is_gated(pod.manifest) != (pod.gang is not None):
         raise changed_later_error(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
@@ -72,6 +103,69 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         raise changed_later_error("spec.containers[0].resources.limits", problem)
     gangs.queue_priority(pod.annotations)
     pod.warnings += (*_warn_differences(pod.manifest), *_warn_missing_number(pod.manifest, pod.gang))
+
+
+def validate_number(pod: PodUnderReview, context: Context) -> None:
+    """Refuse a pod if existing members of its gang name another number. Raises InvalidRequest."""
+    gang = pod.gang
+    if context.is_template or gang is None or gang.minimum is None:
+        return
+    conflict = context.cluster.conflicting_member(context.namespace, gang.name, gang.minimum)
+    if conflict is not None:
+        name, number = conflict
+        detailed = context.settings.callers_known
+        raise InvalidRequest(
+            f"metadata.{'annotations' if names.GROUP_NUM in pod.annotations else 'labels'}[{names.GROUP_NUM}]",
+            f"{gang.minimum} differs from the number of {f'pod {name}' if detailed else 'another pod'} of the same gang"
+            + (f", {number}" if detailed else ""),
+            f"write {number if detailed else 'that number'}, or another {names.GROUP_NAME}",
+        )
+
+
+def named_gang(pod: PodUnderReview, schedulers: Collection[str]) -> Membership | None:
+    """The gang that a pod or a template names by annotation or label, whatever it requests. Raises InvalidRequest.
+
+    schedulers: the schedulers that call the extender.
+    """
+    gang = _read_membership(pod, schedulers, "")
+    return gang if gang is not None and gang.foreign is not ForeignPodGroup.KUBERNETES else None
+
+
+def gang_of_requester(pod: PodUnderReview, context: Context, scheduler: str = "") -> Membership | None:
+    """The gang of a pod that requests cards or devices: it may also name a PodGroup of Kubernetes.
+
+    scheduler: the scheduler of pods that name none; "" for Kubernetes' own.
+
+    Raises InvalidRequest, KubeError.
+    """
+    gang = _read_membership(pod, context.settings.gang_schedulers, scheduler)
+    if gang is None or gang.foreign is not ForeignPodGroup.KUBERNETES:
+        return gang
+    if not context.cluster.serves_podgroups():
+        return None
+    if not _GANG_NAME.fullmatch(gang.name):
+        fault = "is too long for" if objectnames.is_subdomain(gang.name) else "cannot be"
+        problem = f"{quote_text(gang.name)} {fault} the name of a gang"
+        raise InvalidRequest(
+            f"{_SCHEDULING_GROUP}.podGroupName", problem, "give the PodGroup a name of 63 characters at most"
+        )
+    return gang
+
+
+def names_podgroup(pod: PodUnderReview, context: Context, scheduler: str) -> bool:
+    """Whether the pod names a PodGroup of Kubernetes, and its scheduler calls the extender. Raises InvalidRequest.
+
+    scheduler: as in `gang_of_requester`.
+    """
+    gang = _read_membership(pod, context.settings.gang_schedulers, scheduler)
+    return gang is not None and gang.foreign is ForeignPodGroup.KUBERNETES
+
+
+def _read_membership(pod: PodUnderReview, schedulers: Collection[str], scheduler: str) -> Membership | None:
+    named = pod.spec.get("schedulerName") or DEFAULT_SCHEDULER
+    if (scheduler if scheduler and named == DEFAULT_SCHEDULER else named) not in schedulers:
+        return None
+    return gangs.membership({"metadata": {"annotations": pod.annotations, "labels": pod.labels}, "spec": pod.spec})
 
 
 def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
@@ -93,7 +187,7 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
 def _check_template(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
     path, template = templates.template_of(manifest, resource)
     try:
-        gang = membership.named_gang(PodUnderReview(template), schedulers)
+        gang = named_gang(PodUnderReview(template), schedulers)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
     if gang is None:

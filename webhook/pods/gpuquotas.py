@@ -14,8 +14,8 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.shellcommand import command
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.pods.context import Context
-from webhook.pods.oversize import collect_warnings
 from webhook.pods.pod import PodUnderReview
+from webhook.pods.refusals import collect_warnings
 
 Smallest = Callable[[ContainerRequest], MiB]
 

@@ -13,8 +13,8 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 from webhook.pods.context import Context
-from webhook.pods.oversize import collect_warnings
 from webhook.pods.pod import PodUnderReview
+from webhook.pods.refusals import collect_warnings
 
 Scopes = Callable[[], frozenset[str]]
 """The scopes of the MPS managers of the cluster; empty if there is none."""

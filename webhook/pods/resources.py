@@ -1,37 +1,52 @@
-"""The resources and the environment of each container, in the form that scheduler, extender and node read."""
+"""The resources and the environment of each container, in the form that scheduler, extender and node read.
+
+The variables are entries of `env`, which override `envFrom`, the image and the device plugin: the runtime uses the last
+entry of a name. Values that depend on the card come through the downward API from annotations, which bind writes. With
+CDI the node sets the same values again. On containerd a pod cannot override the node's values; on CRI-O it can, because
+CRI-O puts the pod's values after them.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from cardwise.core.api import mps as mps_values
 from cardwise.core.api import names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
-from webhook.pods import environment, mpsmode
+from webhook.pods import mpsmode
 from webhook.pods.context import Context
-from webhook.pods.order import added_later_error
 from webhook.pods.pod import PodUnderReview
+from webhook.pods.refusals import added_later_error, changed_later_error, count_removed
 from webhook.templates.containers import amount_lists
 from webhook.templates.spellings import format_count
 
 # Resources of Cardwise in limits and requests that users must not write.
 INTERNAL_RESOURCES: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+# If the user sets one of these variables for JAX, it stays. With envFrom the webhook cannot see whether the user has
+# set one, so the webhook sets none.
+_XLA_FRACTIONS = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
+_CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"  # selects cards by their numbers in the container
+_OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # Kubernetes replaces it by the UUIDs of the container's cards
+# Variables of every container with a share. The first has the same prefix as the count, the second is a plain value
+# like the count. So if another webhook removes the count, by its prefix or its kind, it also removes one of these.
+_COMMON_VARIABLES = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
+# The entry with which NVIDIA's runtime adds no cards. It overrides the variable in envFrom and in the image.
+_NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
-@dataclass(frozen=True, slots=True)
-class _ContainerPart:
-    """The request of one container of the pod.
-
-    markers: resources with which kube-scheduler calls the extender for a pod that requests no cards. Their amount is 0,
-        because kube-scheduler checks only the name. With a larger amount kube-scheduler would not try the pod again
-        when a node gets more CPU (NodeResourcesFit's queueing hint ignores `ignoredByScheduler`).
-    """
-
-    card: ContainerRequest | None = None
-    devices: Mapping[str, int] = field(default_factory=dict)
-    markers: tuple[str, ...] = ()
+def mutate_splits(pod: PodUnderReview, context: Context) -> None:
+    """Refuse the pod instead of making its split share a share of one card. Raises InvalidRequest."""
+    counts = request.read_counts(pod.annotations)
+    if counts and counts.keys() <= {container.spec.get("name") for container in pod.containers}:
+        return  # the annotation belongs to this pod, and names all of its split shares
+    for container in pod.containers:
+        limits = (container.spec.get("resources") or {}).get("limits") or {}
+        is_written = str(limits.get(names.SHARE)) == "1" and names.GPU_MEM in limits and names.GPU_COUNT not in limits
+        if is_written and not is_gpu_count_intact(container.spec.get("env") or []):
+            raise count_removed(f"{container.path}.env")
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
@@ -63,6 +78,29 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         for name in (container.spec.get("resources") or {}).get("limits") or ():
             if name in INTERNAL_RESOURCES and name not in allowed_markers:
                 raise added_later_error(f"{container.path}.resources.limits[{name}]")
+
+
+def validate_environment(pod: PodUnderReview, context: Context) -> None:
+    """Check that each container has the variables that `resources` wrote. Raises InvalidRequest."""
+    if pod.request is None:
+        return
+    mps = bool(pod.cards) and mpsmode.mode_of(pod.annotations).uses_mps
+    for container in pod.containers:
+        _check_environment(container.spec.get("env") or [], pod.cards.get(container.key), container.path, mps=mps)
+
+
+@dataclass(frozen=True, slots=True)
+class _ContainerPart:
+    """The request of one container of the pod.
+
+    markers: resources with which kube-scheduler calls the extender for a pod that requests no cards. Their amount is 0,
+        because kube-scheduler checks only the name. With a larger amount kube-scheduler would not try the pod again
+        when a node gets more CPU (NodeResourcesFit's queueing hint ignores `ignoredByScheduler`).
+    """
+
+    card: ContainerRequest | None = None
+    devices: Mapping[str, int] = field(default_factory=dict)
+    markers: tuple[str, ...] = ()
 
 
 def is_marked(containers: Iterable[Container]) -> bool:
@@ -122,8 +160,8 @@ def _rewrite_container(
     if has_request:
         env = changed.get("env") or []
         env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
-        changed["env"], overridden = environment.merge_entries(env, card, env_from=env_from, mps=mps)
-        warnings += [f"{path}.env[{name}]: {reason}" for name, reason in environment.find_harmful_variables(env, card)]
+        changed["env"], overridden = merge_entries(env, card, env_from=env_from, mps=mps)
+        warnings += [f"{path}.env[{name}]: {reason}" for name, reason in find_harmful_variables(env, card)]
         if overridden:
             warnings.append(
                 f"{path}.env: {', '.join(overridden)} replaced, because Cardwise sets which GPUs the container may use"
@@ -155,3 +193,133 @@ def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[s
 
 def _is_own_resource(name: str) -> bool:
     return name in INTERNAL_RESOURCES or name in names.REQUESTED
+
+
+def from_annotation(name: str, annotation: str) -> Json:
+    """An entry whose value comes from an annotation by the downward API, in the form that the API server stores."""
+    path = f"metadata.annotations['{annotation}']"
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
+    """The entries that only Cardwise sets, in a stable order.
+
+    card_request: the container's request; None for a container without a card.
+    mps: whether the pod uses MPS.
+    """
+    if card_request is None:
+        return [dict(_NO_CARD)]
+    limit = names.LIMIT_MIB_OF + card_request.key
+    if card_request.whole:
+        # The size of a whole card is unknown before placement.
+        container_mem = from_annotation(names.CONTAINER_MEM, limit)
+    else:
+        container_mem = {"name": names.CONTAINER_MEM, "value": str(card_request.mem)}
+    return [
+        from_annotation(names.IDX, names.IDX),
+        from_annotation(names.POD_MEM, names.POD_MEM),
+        from_annotation(names.DEV_MEM, names.DEV_MEM),
+        container_mem,
+        from_annotation(names.ENV_VISIBLE_DEVICES, names.DEVICES_OF + card_request.key),
+        {"name": names.ENV_DEVICE_ORDER, "value": names.ENV_PCI_BUS_ID},
+        from_annotation(names.ENV_LIMIT_MIB, limit),
+        from_annotation(names.ENV_FRACTION, names.FRACTION_OF + card_request.key),
+        from_annotation(names.ENV_CUPY_LIMIT, names.LIMIT_BYTES_OF + card_request.key),
+        *(
+            [{"name": names.ENV_GPU_COUNT, "value": str(card_request.cards)}]
+            if card_request.cards > 1 and not card_request.whole
+            else []
+        ),
+        *(_mps_entries(card_request) if mps and not card_request.whole else []),
+    ]
+
+
+def _mps_entries(card_request: ContainerRequest) -> list[Json]:
+    """The entries with MPS limits that are known before placement. The node (CDI) sets the folder of the pipe, and a
+    percentage that follows from the memory, because no annotation has these in MPS's format.
+    """
+    limits = [card_request.mem_per_card] * card_request.cards
+    variables = mps_values.environment(limits, card_request.core_per_card or None)
+    return [{"name": name, "value": text} for name, text in variables.items() if name != mps_values.PIPE_ENV]
+
+
+def _check_environment(entries: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
+    """Check that the container has each entry of Cardwise once, as `merge_entries` writes it. Raises InvalidRequest."""
+    own_by_name = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
+    entries_by_name: dict[str, list[Json]] = {name: [] for name in own_by_name}
+    for entry in entries:
+        if entry["name"] in own_by_name or _is_reserved(entry["name"]):
+            entries_by_name.setdefault(entry["name"], []).append(entry)
+    changed_names = sorted(name for name in entries_by_name if entries_by_name[name] != own_by_name.get(name))
+    if changed_names:
+        raise changed_later_error(f"{path}.env", f"not as set by Cardwise: {', '.join(changed_names)}")
+
+
+def is_gpu_count_intact(entries: list[Json]) -> bool:
+    """Whether the entries of a container with a share have the number of its cards, or the share has only one card.
+
+    A share of one card has no entry with the number. So if the entry is missing, Cardwise's other entries must be
+    there, which shows that no other webhook has removed entries.
+    """
+    own_names = {entry["name"] for entry in entries if _is_own_entry(entry)}
+    return names.ENV_GPU_COUNT in own_names or own_names.issuperset(_COMMON_VARIABLES)
+
+
+def find_harmful_variables(entries: list[Json], card_request: ContainerRequest | None) -> list[tuple[str, str]]:
+    """Variables of a container with cards that hide the cards from its program, each with the reason."""
+    if card_request is None:
+        return []
+    visible_ordinals = {str(index) for index in range(card_request.cards)}
+    return [
+        (
+            entry["name"],
+            "the container sees only its own GPUs, numbered from 0; remove the variable, or CUDA may find no device",
+        )
+        for entry in entries
+        if entry["name"] == _CUDA_VISIBLE
+        and entry.get("value") not in (None, "", _OWN_CARDS)
+        and not set(entry["value"].split(",")) <= visible_ordinals
+    ]
+
+
+def merge_entries(
+    entries: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
+) -> tuple[list[Json], list[str]]:
+    """Cardwise's entries, followed by the entries of the user that they do not replace; and the names of replaced
+    entries that had other values.
+    """
+    own_by_name = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
+    if card_request is None or card_request.whole:
+        # Leave JAX's own default: a fraction of 1 would leave no memory for the CUDA context and libraries. A copy of a
+        # pod with a share may still have Cardwise's entry, which is removed here.
+        entries = [entry for entry in entries if entry["name"] not in _XLA_FRACTIONS or not _is_own_entry(entry)]
+    elif not env_from and all(_is_own_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTIONS):
+        fraction = names.FRACTION_OF + card_request.key
+        own_by_name[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
+    user_entries: list[Json] = []
+    overridden: set[str] = set()
+    for entry in entries:
+        name = entry["name"]
+        if name not in own_by_name and not _is_reserved(name):
+            user_entries.append(entry)
+        elif entry != own_by_name.get(name) and not _is_own_entry(entry):
+            overridden.add(name)
+    # Cardwise's entries come first, because $(CARDWISE_MEM_FRACTION) can only be used after its definition.
+    return [*own_by_name.values(), *user_entries], sorted(overridden)
+
+
+def _is_reserved(name: str) -> bool:
+    """Whether only Cardwise may set the variable in a pod with cards."""
+    return name == names.ENV_GPU_COUNT or name.startswith(names.ENV_LIMIT_PREFIXES)
+
+
+def _is_own_entry(entry: Json) -> bool:
+    """Whether the entry reads an annotation of Cardwise. In a copy of a pod, the annotation may be that of another
+    container.
+    """
+    if entry["name"] in (names.CONTAINER_MEM, names.ENV_GPU_COUNT) and str(entry.get("value", "")).isdigit():
+        return True
+    reference = (entry.get("valueFrom") or {}).get("fieldRef") or {}
+    path = reference.get("fieldPath", "") if isinstance(reference, dict) else ""
+    prefixes = (f"metadata.annotations['{prefix}" for prefix in (f"{names.GROUP}/", names.GPUSHARE_PREFIX))
+    return str(path).startswith(tuple(prefixes))

@@ -19,7 +19,7 @@ from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
-from webhook.pods import units
+from webhook.pods.amounts import add_unit
 from webhook.templates import records
 from webhook.templates.spellings import NameTranslator, counted_resource, format_count, warn_unknown_classes
 
@@ -127,7 +127,7 @@ class _Rewriting:
             # In a quota zero is valid: it allows no share.
             if number == 0:
                 return format_count(text, 0)
-            with_unit = str(text) if number in self.stored_mib else units.add_unit(text, self.unit, path)
+            with_unit = str(text) if number in self.stored_mib else add_unit(text, self.unit, path)
             mib = format_count(text, quantity.memory(with_unit))
         except InvalidQuantity as error:
             raise InvalidRequest(path, error.problem, error.remedy) from error

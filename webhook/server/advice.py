@@ -16,7 +16,7 @@ from cardwise.core.values.quantity import Unit
 from webhook.cluster import namespaces
 from webhook.cluster.gpuquotas import QuotaUsage
 from webhook.cluster.offers import NodeOffers
-from webhook.pods import unreadkeys
+from webhook.pods import annotations as pod_annotations
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
@@ -31,7 +31,7 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
     annotations, labels = annotations_of(manifest), labels_of(manifest)
     warnings: list[str] = []
     for part, metadata in (("annotations", annotations), ("labels", labels)):
-        for key in unreadkeys.keys_to_compare(metadata):
+        for key in pod_annotations.keys_to_compare(metadata):
             field = f"metadata.{part}[{key}]"
             if suggested_name := lookalikes.suggest_namespace_key(key, label=part == "labels"):
                 warnings.append(f"{field}: Cardwise does not read it; did you mean {suggested_name}?")

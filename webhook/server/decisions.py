@@ -11,11 +11,11 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook import rules
 from webhook.cluster import namespaces
-from webhook.pods import defaults, gangs, reapplied
+from webhook.pods import defaults, gangs
 from webhook.pods.context import Context, Lookups, WebhookSettings
 from webhook.pods.pod import PodUnderReview
 from webhook.quotas import gpuquotas, quotas, resourceclasses
-from webhook.server import advice, patches, sizes
+from webhook.server import advice, patches, reapplied, sizes
 from webhook.server.review import CREATE, Decision, Review, is_pod_shaped
 from webhook.templates import templates
 

@@ -18,7 +18,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import wait_for
 from tests.helm.rendering import CHART, documents, template
 from tests.integration.commands import typed
-from webhook.pods.environment import from_annotation
+from webhook.pods.resources import from_annotation
 
 pytestmark = [
     pytest.mark.cluster("api"),

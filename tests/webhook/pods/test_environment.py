@@ -10,7 +10,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.rewriting import mutate
-from webhook.pods.environment import from_annotation, merge_entries, own_entries
+from webhook.pods.resources import from_annotation, merge_entries, own_entries
 
 SHARE = ContainerRequest(key="0", name="main", cards=1, mem=MiB(8138))
 WHOLE = ContainerRequest(key="init-1", name="side", cards=2)

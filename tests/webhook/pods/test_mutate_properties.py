@@ -17,7 +17,7 @@ from tests.webhook.reviews import Known, on_mutate, patched, resource_classes
 from tests.webhook.rewriting import mutate, with_classes
 from webhook.cluster.namespaces import Defaults
 from webhook.pods.context import AgentSettings, WebhookSettings
-from webhook.pods.nodes import toleration_of_taint
+from webhook.pods.scheduling import toleration_of_taint
 
 _AMOUNTS = {
     names.GPU_MEM: st.sampled_from(["8138", "8Gi", "0.5Gi", "8000", "8k", "1e3", "6", "1024Mi", "0", "x"]),

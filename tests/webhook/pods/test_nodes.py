@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known, mutate_object
-from webhook.pods import nodes
+from webhook.pods import scheduling
 from webhook.pods.context import WebhookSettings
 
 NVIDIA = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -26,15 +26,15 @@ def tolerations_after(*own: Json, settings: WebhookSettings = SETTINGS, **amount
 
 
 def test_taints_are_spelled_as_kubectl_does() -> None:
-    assert nodes.toleration_of_taint("nvidia.com/gpu:NoSchedule") == NVIDIA
-    assert nodes.toleration_of_taint("sku=gpu:NoSchedule") == AKS
-    assert nodes.toleration_of_taint("a=:NoExecute")["value"] == ""
+    assert scheduling.toleration_of_taint("nvidia.com/gpu:NoSchedule") == NVIDIA
+    assert scheduling.toleration_of_taint("sku=gpu:NoSchedule") == AKS
+    assert scheduling.toleration_of_taint("a=:NoExecute")["value"] == ""
 
 
 @pytest.mark.parametrize("text", ["nvidia.com/gpu", "a=b", ":NoSchedule", "a:PreferNoSchedule", "a=b=c:NoSchedule"])
 def test_invalid_taint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write KEY:EFFECT"):
-        nodes.toleration_of_taint(text)
+        scheduling.toleration_of_taint(text)
 
 
 def test_gpu_pods_get_tolerations_next_to_their_own() -> None:

@@ -13,7 +13,7 @@ from tests.webhook.rewriting import context
 from tests.webhook.sharing import SETTINGS, admitted, decision_on
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.namespaces import Defaults
-from webhook.pods import units
+from webhook.pods import amounts
 from webhook.pods.context import WebhookSettings
 from webhook.pods.pod import PodUnderReview
 
@@ -70,7 +70,7 @@ def test_amounts_from_a_limit_range_are_mib() -> None:
     assert [limits(after, i)[names.GPU_MEM] for i in (0, 1)] == ["2048", "2048"]
     init = text.replace("container main", "init container main")
     of_an_init_container = PodUnderReview(pod | {"metadata": {"annotations": {names.LIMIT_RANGER: init}}})
-    units.mutate(of_an_init_container, context(unit=Unit.GIB))
+    amounts.add_units(of_an_init_container, context(unit=Unit.GIB))
     assert "2048Gi" in str(of_an_init_container.to_json())
 
 

@@ -12,7 +12,7 @@ from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
-from webhook.pods import nodes
+from webhook.pods import scheduling
 from webhook.templates import containers
 from webhook.templates.spellings import is_equal
 
@@ -40,7 +40,7 @@ def restore_stored_names(pod: Json, stored: Json, unit: Unit, tolerated: Sequenc
             resources[kind] = _restore_amounts(amounts, stored_resources.get(kind) or {}, card_count, field, unit)
         containers.put_resources(spec, container, resources)
     if has_share:
-        spec = nodes.keep_added_tolerations(spec, stored.get("spec") or {}, tolerated)
+        spec = scheduling.keep_added_tolerations(spec, stored.get("spec") or {}, tolerated)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 

@@ -1,9 +1,28 @@
-"""Errors about pods that another mutating webhook changed after Cardwise's: docs/design/0030-order-of-webhooks.md."""
+"""Refusals that several rules share: of requests that no present node can serve, and of pods that another mutating
+webhook changed after Cardwise's (docs/design/0030-order-of-webhooks.md).
+"""
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
+from webhook.pods.context import OversizePolicy
+
+
+def collect_warnings(oversize: OversizePolicy, check: Callable[[], Iterable[str]], wait_note: str) -> tuple[str, ...]:
+    """The warnings of a check. If `oversize` is "wait", a refusal becomes a warning that the pod waits until
+    `wait_note`.
+
+    Raises InvalidRequest.
+    """
+    try:
+        return tuple(check())
+    except InvalidRequest as error:
+        if oversize == "refuse":
+            raise
+        return (f"{error.field}: {error.problem}; the pod waits until {wait_note}",)
+
 
 _REMEDY: Final = (
     "keep that webhook from changing it, or give its MutatingWebhookConfiguration a name that sorts before "

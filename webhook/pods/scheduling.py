@@ -1,5 +1,5 @@
-"""What nodes with cards require of a pod: tolerations of their taints, and the RuntimeClass of NVIDIA's runtime; and
-what the pod requires of them.
+"""Where a pod may run: its node, which only the scheduler may choose; its scheduler; and what nodes with cards require
+of it: tolerations of their taints, and the RuntimeClass of NVIDIA's runtime.
 
 Nodes with cards often have a taint that keeps other pods away. Kubernetes' ExtendedResourceToleration adds tolerations
 for taints whose key is a requested resource. It does not help here, because these taints have NVIDIA's resource names.
@@ -10,37 +10,101 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Final
 
-from cardwise.core.api import lookalikes
+from cardwise.core.api import lookalikes, names
+from cardwise.core.api.request import PodRequest
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods.nodeconstraints import Taint, Toleration
 from webhook.cluster.offers import NodeOffers
 from webhook.pods import capacity
-from webhook.pods.context import Context
+from webhook.pods.context import DEFAULT_SCHEDULER, Context
 from webhook.pods.pod import PodUnderReview
 
+_SCHEDULER_PLACES: Final = "the scheduler must place a pod that requests a GPU share"
+_COPY_ANNOTATIONS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
 _MAX_SHOWN_KEYS: Final = 4  # maximum number of keys of a node selector in a warning
 _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
 
 
-def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Add tolerations and the RuntimeClass of the settings to a pod that requests cards."""
-    if not pod.cards:
+def mutate_copies(pod: PodUnderReview, context: Context) -> None:
+    """Remove the placement of a copy of a placed pod, with a warning.
+
+    A node name that the extender did not write is refused later. Raises InvalidRequest.
+    """
+    if not pod.spec.get("nodeName"):
         return
-    tolerations = add_tolerations(pod.spec.get("tolerations") or [], context.settings.tolerated)
-    if tolerations is not None:
-        pod.spec["tolerations"] = tolerations
-    if context.settings.runtime_class and not pod.spec.get("runtimeClassName"):
-        pod.spec["runtimeClassName"] = context.settings.runtime_class
+    is_copy = any(key in pod.annotations for key in _COPY_ANNOTATIONS) and pod.read_request() is not None
+    is_gang_copy = pod.gang is not None and names.GANG in pod.labels
+    if not is_copy and not is_gang_copy:
+        return
+    del pod.spec["nodeName"]
+    pod.metadata.pop("resourceVersion", None)
+    pod.warnings.append(
+        "spec.nodeName: removed, because the pod is a copy of a placed pod; the scheduler places it again"
+    )
+
+
+def mutate(pod: PodUnderReview, context: Context) -> None:
+    """Add tolerations and the RuntimeClass of the settings to a pod that requests cards.
+
+    Also assign the scheduler of the settings to a pod that requests cards or devices or is in a gang, and names none.
+    """
+    if pod.cards:
+        tolerations = add_tolerations(pod.spec.get("tolerations") or [], context.settings.tolerated)
+        if tolerations is not None:
+            pod.spec["tolerations"] = tolerations
+        if context.settings.runtime_class and not pod.spec.get("runtimeClassName"):
+            pod.spec["runtimeClassName"] = context.settings.runtime_class
+    scheduler = context.settings.scheduler
+    is_ours = pod.request is not None or pod.gang is not None
+    if scheduler and is_ours and (pod.spec.get("schedulerName") or DEFAULT_SCHEDULER) == DEFAULT_SCHEDULER:
+        pod.spec["schedulerName"] = scheduler
+
+
+def validate_node_name(pod: PodUnderReview, context: Context) -> None:
+    """Refuse a pod that requests cards or devices and names its node. Raises InvalidRequest."""
+    if pod.request is not None and pod.spec.get("nodeName"):
+        remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
+        raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
+    """Warn about a scheduler that does not call Cardwise, about scheduling gates of other controllers, and about
+    selected nodes without GPUs or on which the pod does not fit. Raises KubeError.
+    """
+    if pod.request is not None:
+        _warn_scheduler(pod, context.settings.gang_schedulers)
+        _warn_nodes(pod, pod.request, context)
+
+
+def _warn_scheduler(pod: PodUnderReview, schedulers: Collection[str]) -> None:
+    """Warn about a scheduler that does not call Cardwise, and about scheduling gates of other controllers."""
+    scheduler = pod.spec.get("schedulerName") or DEFAULT_SCHEDULER
+    if schedulers and scheduler not in schedulers:
+        own_scheduler = DEFAULT_SCHEDULER if DEFAULT_SCHEDULER in schedulers else min(schedulers)
+        pod.warnings.append(
+            f"spec.schedulerName: {scheduler} does not call Cardwise, so the pod waits and never gets a GPU; remove "
+            f"the field, or write {own_scheduler}"
+        )
+    pod.warnings += [
+        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_gate_remover(gate['name'])}"
+        for gate in pod.spec.get("schedulingGates") or ()
+        if gate.get("name") not in (None, "", names.GANG)
+    ]
+
+
+def _gate_remover(gate: str) -> str:
+    return ", by Kueue" if gate.startswith("kueue.x-k8s.io/") else ""
+
+
+def _warn_nodes(pod: PodUnderReview, pod_request: PodRequest, context: Context) -> None:
     """Warn about a node selector or affinity that matches no node with GPUs, or only nodes on which the pod does not
     fit.
 
     Raises KubeError.
     """
     offers = context.cluster.offers()
-    if pod.request is None or offers is None:
+    if offers is None:
         return
     selector, admitting = pod.spec.get("nodeSelector") or {}, offers.admitting_nodes(pod.manifest)
     if unmatched := offers.unmatched_entries(selector):
@@ -53,7 +117,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
         pod.warnings.append(f"{field}: no node with GPUs matches it now; the pod waits until one does")
     if not pod.warnings:
-        pod.warnings += capacity.check_nodes(pod.request, context.cluster, admitting)
+        pod.warnings += capacity.check_nodes(pod_request, context.cluster, admitting)
 
 
 def toleration_of_taint(text: str) -> Json:
