@@ -145,6 +145,15 @@ def admission(rate: int, seconds: int, creations: int) -> None:
 
 
 @main.command()
+@click.option("--reviews", default=2000)
+def review(reviews: int) -> None:
+    """The modules that one review passes in the webhook, and its CPU time, without HTTP and a cluster."""
+    from bench import review as bench  # noqa: PLC0415
+
+    _print(bench.run(reviews))
+
+
+@main.command()
 @click.option("--nodes", default=5000)
 @click.option("--pods", default=60_000)
 @click.option("--members", default=500)

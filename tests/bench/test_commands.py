@@ -42,6 +42,7 @@ RUNS = {
         ["placement", "--trace=tiny", "--decisions=5", "--nodes=4"],
         ["binpack: a decision", "priced: memory"],
     ),
+    "review": (["review", "--reviews=2"], ["mutate, a share |", "validate, a share with MPS and the agent |"]),
     "top": (["top", "--nodes=8", "--pods=8", "--calls=1"], ["cardwise top --once, one node"]),
 }
 ALIASES = {"start": "memory"}

@@ -28,7 +28,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.core.values.wording import quote_text
 from webhook.cluster.limitranges import COUNTED_RESOURCES, Amount, Bounds
-from webhook.pods import frameworks, mpsmode
+from webhook.pods import frameworks
 from webhook.pods.context import AgentChoice, AgentSettings, Context
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import changed_later_error
@@ -47,8 +47,6 @@ _RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")
 _INIT_PREFIX: Final = "init-"
 _AGENT_MOUNT: Final[Json] = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}
 _VOLUME: Final[Json] = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-ResourceAmounts = Mapping[str, Amount]
-ResourceFields = dict[str, dict[str, str]]
 _KINDS: Final = ("requests", "limits")
 
 
@@ -92,7 +90,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.annotations = pod.annotations | {names.FRAMEWORKS: pod.defaults.frameworks}
     _refuse_reserved_mounts(pod)
     settings = context.settings.share_agent
-    mode, hook = mpsmode.mode_of(pod.annotations), frameworks.read_hook(pod)
+    mode, hook = pod.mode, frameworks.read_hook(pod)
     annotated_choice = _read_choice(pod)
     choice = annotated_choice or settings.choice
     # Without MPS on any node, the agent has nothing to wait for or to report.
@@ -256,7 +254,7 @@ def _agent_container(
         for port in container.get("ports") or ()
     )
     port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
-    resources = _agent_amounts(spec, present_agent, running, _RESOURCES, bounds)
+    resources = _agent_amounts(spec, present_agent, running, bounds)
     limits = {**resources["limits"], names.SHARE: "1"}
     return {
         "name": shareagent.CONTAINER,
@@ -402,9 +400,8 @@ def _agent_amounts(
     spec: Json,
     present_agent: Json,
     running_containers: Sequence[Json],
-    default_amounts: ResourceAmounts,
     bounds: Bounds,
-) -> ResourceFields:
+) -> dict[str, dict[str, str]]:
     """The requests and limits of the agent by field.
 
     present_agent: the present agent; empty without one.
@@ -417,16 +414,14 @@ def _agent_amounts(
             kind: {name: str(text) for name, text in existing[kind].items() if name in COUNTED_RESOURCES}
             for kind in _KINDS
         }
-    resources: ResourceFields = {kind: {} for kind in _KINDS}
+    resources: dict[str, dict[str, str]] = {kind: {} for kind in _KINDS}
     for kind in _KINDS:
         for name in COUNTED_RESOURCES:
             amounts = [_read_amount(container, kind, name) for container in running_containers]
             if all(amount is not None for amount in amounts):
                 # If all amounts are 0, the agent's amount is 0, too: a request above 0 would change the QoS class.
                 requests_nothing = not any(amounts)
-                resources[kind][name] = (
-                    "0" if requests_nothing else _raise_to_minimum(name, default_amounts, bounds).text
-                )
+                resources[kind][name] = "0" if requests_nothing else _raise_to_minimum(name, bounds).text
     return resources
 
 
@@ -462,9 +457,9 @@ def _with_defaults(container: Json, bounds: Bounds) -> Json:
     return container | {"resources": {"limits": default_limits | limits, "requests": default_requests | requests}}
 
 
-def _raise_to_minimum(name: str, default_amounts: ResourceAmounts, bounds: Bounds) -> Amount:
-    minimum = bounds.minimum.get(name)
-    return minimum if minimum is not None and minimum.number > default_amounts[name].number else default_amounts[name]
+def _raise_to_minimum(name: str, bounds: Bounds) -> Amount:
+    minimum, default = bounds.minimum.get(name), _RESOURCES[name]
+    return minimum if minimum is not None and minimum.number > default.number else default
 
 
 def _read_amount(container: Json, kind: str, name: str) -> Fraction | None:

@@ -57,7 +57,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     annotated_class = _annotated_class(pod)
     if annotated_class:
         requested = {name for container in pod.containers for name in _requested_names(container)}
-        refuse_other_classes(annotated_class, requested, translator.lookup)
+        _refuse_other_classes(annotated_class, requested, translator.lookup)
         _refuse_nvidia_alone(annotated_class, requested)
         if not requested:
             _request_annotated_class(pod, annotated_class)
@@ -67,7 +67,9 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         if added:
             resources["limits"] = resources["limits"] | added
             pod.put_resources(i, resources)
-    annotate_classes(pod, translator.lookup)
+    annotations = _right_annotations(pod, translator.lookup)
+    if annotations != pod.annotations:
+        pod.annotations = annotations
 
 
 def mutate_device_annotation(pod: PodUnderReview, context: Context) -> None:
@@ -328,20 +330,13 @@ def _device_classes(pod: PodUnderReview, lookup: Lookup) -> list[str]:
         for _, amounts in containers.amount_lists(container.spec.get("resources") or {})
         for name in amounts
     }
-    return [name for name in class_names - {""} if is_device_class(name, lookup)]
+    return [name for name in class_names - {""} if _is_device_class(name, lookup)]
 
 
-def is_device_class(name: str, lookup: Lookup) -> bool:
+def _is_device_class(name: str, lookup: Lookup) -> bool:
     """Whether the class is of devices other than GPUs. Raises KubeError."""
     resource_class = lookup(name)
     return resource_class is not None and resource_class.other
-
-
-def annotate_classes(pod: PodUnderReview, lookup: Lookup) -> None:
-    """Write the right annotation. Raises KubeError."""
-    annotations = _right_annotations(pod, lookup)
-    if annotations != pod.annotations:
-        pod.annotations = annotations
 
 
 def _right_annotations(pod: PodUnderReview, lookup: Lookup) -> Json:
@@ -351,7 +346,7 @@ def _right_annotations(pod: PodUnderReview, lookup: Lookup) -> Json:
     return annotations
 
 
-def refuse_other_classes(class_name: str, requested: set[str], lookup: Lookup) -> None:
+def _refuse_other_classes(class_name: str, requested: set[str], lookup: Lookup) -> None:
     """Refuse a device class in the pod's annotation if containers request other classes: such an annotation has no
     meaning for cards.
 
@@ -361,7 +356,7 @@ def refuse_other_classes(class_name: str, requested: set[str], lookup: Lookup) -
     Raises InvalidRequest, KubeError.
     """
     other_names = requested - {names.CLASS_PREFIX + class_name}
-    if other_names and is_device_class(class_name, lookup):
+    if other_names and _is_device_class(class_name, lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
             f"{class_name} is a class of devices other than GPUs, and a container requests {min(other_names)}",

@@ -49,15 +49,15 @@ _SIZE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 def mutate_name(pod: PodUnderReview, context: Context) -> None:
     """Read the gang that the pod names by annotation or label, whatever it requests. Raises InvalidRequest."""
-    pod.gang = named_gang(pod, context.settings.gang_schedulers)
+    pod.gang = _named_gang(pod, context.settings.gang_schedulers)
 
 
 def mutate_podgroup(pod: PodUnderReview, context: Context) -> None:
     """Read the request, and find the gang of a pod that requests cards or devices. Raises InvalidRequest, KubeError."""
     if pod.read_request() is not None and pod.gang is None:
-        scheduler = context.settings.scheduler
-        pod.gang = gang_of_requester(pod, context, scheduler)
-        pod.names_unserved_podgroup = pod.gang is None and names_podgroup(pod, context, scheduler)
+        gang = _read_membership(pod, context.settings.gang_schedulers, context.settings.scheduler)
+        pod.gang = _served_gang(gang, context)
+        pod.names_unserved_podgroup = pod.gang is None and gang is not None
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
@@ -90,9 +90,12 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     """Find the gang, and check that label, gate and markers are as the rules wrote them. Raises InvalidRequest,
     KubeError.
     """
-    pod.gang = named_gang(pod, context.settings.gang_schedulers)
-    if pod.gang is None and pod.request is not None:
-        pod.gang = gang_of_requester(pod, context)
+    schedulers = context.settings.gang_schedulers
+    pod.gang = (
+        _named_gang(pod, schedulers)
+        if pod.request is None
+        else _served_gang(_read_membership(pod, schedulers), context)
+    )
     name = pod.gang.name if pod.gang is not None else None
     if pod.labels.get(names.GANG) != name or gangs.is_gated(pod.manifest) != (pod.gang is not None):
         raise changed_later_error(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
@@ -122,23 +125,22 @@ def validate_number(pod: PodUnderReview, context: Context) -> None:
         )
 
 
-def named_gang(pod: PodUnderReview, schedulers: Collection[str]) -> Membership | None:
+def _named_gang(pod: PodUnderReview, schedulers: Collection[str]) -> Membership | None:
     """The gang that a pod or a template names by annotation or label, whatever it requests. Raises InvalidRequest.
 
-    schedulers: the schedulers that call the extender.
+    schedulers: as in `_read_membership`.
     """
-    gang = _read_membership(pod, schedulers, "")
+    gang = _read_membership(pod, schedulers)
     return gang if gang is not None and gang.foreign is not ForeignPodGroup.KUBERNETES else None
 
 
-def gang_of_requester(pod: PodUnderReview, context: Context, scheduler: str = "") -> Membership | None:
-    """The gang of a pod that requests cards or devices: it may also name a PodGroup of Kubernetes.
+def _served_gang(gang: Membership | None, context: Context) -> Membership | None:
+    """The gang of a pod that requests cards or devices; None for a PodGroup of Kubernetes that is not served.
 
-    scheduler: the scheduler of pods that name none; "" for Kubernetes' own.
+    gang: the gang that the pod names.
 
     Raises InvalidRequest, KubeError.
     """
-    gang = _read_membership(pod, context.settings.gang_schedulers, scheduler)
     if gang is None or gang.foreign is not ForeignPodGroup.KUBERNETES:
         return gang
     if not context.cluster.serves_podgroups():
@@ -152,16 +154,12 @@ def gang_of_requester(pod: PodUnderReview, context: Context, scheduler: str = ""
     return gang
 
 
-def names_podgroup(pod: PodUnderReview, context: Context, scheduler: str) -> bool:
-    """Whether the pod names a PodGroup of Kubernetes, and its scheduler calls the extender. Raises InvalidRequest.
+def _read_membership(pod: PodUnderReview, schedulers: Collection[str], scheduler: str = "") -> Membership | None:
+    """The gang that a pod or a template names; None if its scheduler does not call the extender. Raises InvalidRequest.
 
-    scheduler: as in `gang_of_requester`.
+    schedulers: the schedulers that call the extender.
+    scheduler: the scheduler of pods that name none; "" for Kubernetes' own.
     """
-    gang = _read_membership(pod, context.settings.gang_schedulers, scheduler)
-    return gang is not None and gang.foreign is ForeignPodGroup.KUBERNETES
-
-
-def _read_membership(pod: PodUnderReview, schedulers: Collection[str], scheduler: str) -> Membership | None:
     named = pod.spec.get("schedulerName") or DEFAULT_SCHEDULER
     if (scheduler if scheduler and named == DEFAULT_SCHEDULER else named) not in schedulers:
         return None
@@ -187,7 +185,7 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
 def _check_template(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
     path, template = templates.template_of(manifest, resource)
     try:
-        gang = named_gang(PodUnderReview(template), schedulers)
+        gang = _named_gang(PodUnderReview(template), schedulers)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
     if gang is None:

@@ -76,6 +76,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         applicable_mode = _applicable_mode(pod.request, default, context.cluster.mps_scopes)
         mode = max(applicable_mode, bound, key=lambda mode: mode.isolation)
         added[names.MPS] = str(mode)
+    pod.mode = mode
     if names.SM_PERCENT in annotations:
         check_percent(annotations[names.SM_PERCENT])
     elif percent is SmPercent.MEMORY and mode.uses_mps:

@@ -54,7 +54,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     parts = _split_request(pod.request, in_gang=pod.gang is not None)
     if pod.agent:
         parts[pod.agent] = _ContainerPart(markers=(names.SHARE,))
-    mps = bool(pod.cards) and mpsmode.mode_of(pod.annotations).uses_mps
+    mps = pod.mode.uses_mps
     for i, container in enumerate(pod.containers):
         changed = _rewrite_container(
             container, parts.get(container.key), pod.warnings, has_request=pod.request is not None, mps=mps

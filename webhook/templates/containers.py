@@ -1,16 +1,12 @@
 """Puts changed containers back into a pod or pod template, at the places where `request.containers` found them."""
 
-from collections.abc import Iterator
-
 from cardwise.core.api.request import Container
 from cardwise.core.values.decoded import Json
 
 
-def amount_lists(resources: Json) -> Iterator[tuple[str, Json]]:
+def amount_lists(resources: Json) -> list[tuple[str, Json]]:
     """The non-empty lists of amounts, by field."""
-    for kind in ("limits", "requests"):
-        if resources.get(kind):
-            yield kind, resources[kind]
+    return [(kind, resources[kind]) for kind in ("limits", "requests") if resources.get(kind)]
 
 
 def put_resources(spec: Json, container: Container, resources: Json) -> None:
