@@ -16,7 +16,7 @@ from deviceplugin.grants.mpswait import MpsNotReady, MpsWait
 from mps.daemon import machine
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL
-from tests.mps.worlds import DOUBLE, P100, uuid_of
+from tests.mps.mpsnode import DOUBLE, P100, uuid_of
 
 LOOK = 61.0  # seconds after which the manager has looked again
 LATE = 40  # steps by which the watch of the pods may be late: more than the manager waits before it checks
