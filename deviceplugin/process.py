@@ -173,6 +173,7 @@ class NodeAgent:
             lambda: sum(map(len, (self._releaser.reported_shares() or {}).values())),
             len(self.grants.unreadable),
             self.card_loads,
+            self._inventory.isolation_by_uuid,
         )
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")

@@ -154,6 +154,14 @@ class NodePublisher:
         """Whether everything has been published once."""
         return self._published.is_set()
 
+    def isolation_by_uuid(self) -> dict[str, IsolationStatus]:
+        """What limits the shares on each card, as published."""
+        return {
+            resource.spec.uuid: resource.status.isolation
+            for resource in self._resources.store.snapshot().values()
+            if resource.status.isolation is not None
+        }
+
     def _create_watch_loop(self, name: str, source: Gpus | Devices) -> Loop:
         def wait_for_change() -> None:
             if source.wait_change(_INTERVAL_SECONDS):

@@ -1,12 +1,13 @@
 """The metrics of the device plugin. Labels name a card by UUID, index and model."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cardwise.core.api.cards import FULL_CORE
+from cardwise.kube.objects.extendedresources import IsolationStatus
 from deviceplugin.publish.cardloads import CardLoad
 
 _BYTES = 1024 * 1024
@@ -58,10 +59,14 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLoad], float]], ...] = (
 
 
 class CardCollector(Collector):
-    """Collects one sample for each card and metric at each scrape; no samples until `read_loads` is set."""
+    """Collects one sample for each card and metric at each scrape; no samples until the functions are set.
+
+    read_isolation: returns what limits the shares on each card, by UUID.
+    """
 
     def __init__(self) -> None:
         self.read_loads: Callable[[], Iterable[CardLoad]] = tuple
+        self.read_isolation: Callable[[], Mapping[str, IsolationStatus]] = dict
 
     def collect(self) -> Iterator[Metric]:
         loads = list(self.read_loads())
@@ -70,6 +75,17 @@ class CardCollector(Collector):
             for load in loads:
                 family.add_metric([load.card.uuid, str(load.card.index), load.card.model], measure(load))
             yield family
+        family = GaugeMetricFamily(
+            "cardwise_gpu_isolation",
+            "1 with the tiers as labels: what limits the memory and the SMs of shares of the GPU.",
+            labels=[*_LABELS, "memory", "compute"],
+        )
+        tiers_by_uuid = self.read_isolation()
+        for load in loads:
+            if (tiers := tiers_by_uuid.get(load.card.uuid)) is not None:
+                card = load.card
+                family.add_metric([card.uuid, str(card.index), card.model, tiers.memory, tiers.compute], 1)
+        yield family
 
 
 CARDS = CardCollector()
@@ -81,9 +97,11 @@ def connect_gauges(
     reported_shares: Callable[[], int],
     unreadable: int,
     cards: Callable[[], Iterable[CardLoad]],
+    isolation: Callable[[], Mapping[str, IsolationStatus]],
 ) -> None:
     """Set the functions that the gauges call at each scrape."""
     GRANTS.set_function(grants)
     TERMINATING_SHARES.set_function(reported_shares)
     UNREADABLE.set(unreadable)
     CARDS.read_loads = cards
+    CARDS.read_isolation = isolation

@@ -15,7 +15,7 @@ from cardwise.core.api import assignment, classes, names
 from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.objects.extendedresources import Allocated, ExtendedResource
+from cardwise.kube.objects.extendedresources import Allocated, ExtendedResource, IsolationStatus
 from cardwise.kube.objects.pods import Pod
 
 _FROM_CACHE = {"resourceVersion": "0"}  # the query that reads from the API server's cache, which spares etcd
@@ -53,6 +53,7 @@ class CardUsage:
     pods: number of pods with a share.
     whole: whether a pod holds the whole card.
     mps: its MPS state, "" without a manager.
+    isolation: what limits the shares on it; None if its node has not reported it.
     holders: None if pods may not be read.
 
     granted, core and pods are None until the extender has reported them.
@@ -71,6 +72,7 @@ class CardUsage:
     reason: str = ""
     cordoned: bool = False
     mps: str = ""
+    isolation: IsolationStatus | None = None
     holders: tuple[Holder, ...] | None = None
 
     @property
@@ -146,6 +148,7 @@ def _card_usage(resource: ExtendedResource) -> CardUsage:
         reason=status.reason,
         cordoned=spec.unschedulable,
         mps=status.mps.state if status.mps is not None else "",
+        isolation=status.isolation,
         holders=terminating,
     )
 

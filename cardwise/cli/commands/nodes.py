@@ -37,6 +37,7 @@ class NodeSummary:
 
     largest: MiB of the largest share that still fits on one card.
     mps: the MPS states of the cards.
+    isolation: what limits the memory of shares on the cards, as `MemoryTier`s.
     unschedulable_reason: why the whole node takes no new pods; "" if it takes new pods.
     usable: the number of cards that take new pods.
     """
@@ -50,6 +51,7 @@ class NodeSummary:
     largest: int
     pods: int
     mps: tuple[str, ...]
+    isolation: tuple[str, ...]
     memory: "Memory"
     unschedulable_reason: str = ""
     usable: int = 0
@@ -80,10 +82,10 @@ class ClusterSummary:
 @options.cardwise_namespace
 @click.argument("node", nargs=-1)
 def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
-    """Show the GPUs of each NODE and what still fits there: MiB, whole free GPUs, fragmentation, MPS, pods.
+    """Show the GPUs of each NODE and what still fits there: MiB, whole free GPUs, fragmentation, isolation, pods.
 
     CARDS: GPUs that take new pods/all GPUs. LARGEST: the largest share that still fits on one GPU. FRAGMENTED: free MiB
-    that a typical pod cannot use. The last line is the whole cluster.
+    that a typical pod cannot use. ISOLATION: what limits the memory of shares. The last line is the whole cluster.
     """
     client = options.load_client()
     try:
@@ -130,12 +132,17 @@ def summarize_cluster(
     for state in states:
         fragments.set_node(state.name, state, free_loads.get(state.name, UNLIMITED_LOAD))
     mps: dict[str, set[str]] = {}
+    tiers: dict[str, set[str]] = {}
     for resource in cluster_state.resources:
         if resource.status.mps is not None:
             mps.setdefault(resource.spec.node, set()).add(resource.status.mps.state)
+        if resource.status.isolation is not None:
+            tiers.setdefault(resource.spec.node, set()).add(resource.status.isolation.memory)
     summaries = [
         replace(
-            _summarize_node(cluster_state, state, mps.get(state.name, ()), fragments.memory_of_node(state.name)),
+            _summarize_node(cluster_state, state, fragments.memory_of_node(state.name)),
+            mps=tuple(sorted(mps.get(state.name, ()))),
+            isolation=tuple(sorted(tiers.get(state.name, ()))),
             cordoned=cordoned[state.name],
             unschedulable_reason=reasons.get(state.name, ""),
         )
@@ -200,9 +207,8 @@ def _read_requests(
     return {}, None, f"fragmentation cannot be measured, because no pod that uses GPUs is known: {reason}"
 
 
-def _summarize_node(
-    cluster_state: ClusterState, state: NodeState, mps: Collection[str], memory: "Memory"
-) -> NodeSummary:
+def _summarize_node(cluster_state: ClusterState, state: NodeState, memory: "Memory") -> NodeSummary:
+    """Summarize the node by the ledger; without the states and tiers of its cards."""
     ascending = state.codes_fullest_first()
     return NodeSummary(
         name=state.name,
@@ -213,7 +219,8 @@ def _summarize_node(
         empty=sum(state.is_empty(i) for i in range(len(state.cards))),
         largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
         pods=sum(bool(holding.assignment.containers) for holding in cluster_state.ledger.holdings(state.name)),
-        mps=tuple(sorted(mps)),
+        mps=(),
+        isolation=(),
         memory=memory,
         usable=sum(card.healthy and not card.cordoned for card in state.cards),
     )
@@ -230,6 +237,7 @@ def _summarize_all(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummar
         largest=max((node.largest for node in nodes), default=0),
         pods=sum(node.pods for node in nodes),
         mps=tuple(sorted({state for node in nodes for state in node.mps})),
+        isolation=tuple(sorted({tier for node in nodes for tier in node.isolation})),
         memory=memory,
         usable=sum(node.usable for node in nodes),
     )
@@ -244,12 +252,12 @@ def table(
     columns: the width of the terminal.
     wide: whether to print also unhealthy and cordoned cards, models, and a table of the classes.
     """
-    heads = ["NAME", "GPUS", "USED/TOTAL(MiB)", "FREE-GPUS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
+    heads = ["NAME", "GPUS", "USED/TOTAL(MiB)", "FREE-GPUS", "LARGEST", "FRAGMENTED(MiB)", "ISOLATION", "PODS"]
     rows = [[*heads, "UNHEALTHY", "CORDONED", "MODELS"] if wide else heads]
     for view in _select_summaries(summary, only):
         memory = view.memory
         row = [view.name, f"{view.usable}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
-        row += [str(view.largest), summary.format_fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
+        row += [str(view.largest), summary.format_fragmented(memory), ",".join(view.isolation) or "-", str(view.pods)]
         wide_cells = [",".join(view.unhealthy) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
         rows.append([*row, *wide_cells] if wide else row)
     return (
@@ -307,6 +315,7 @@ def _summary_as_json(view: NodeSummary, *, measured: bool) -> Json:
         "freeGPUs": view.empty,
         "largestFreeMiB": view.largest,
         "mps": list(view.mps),
+        "isolation": list(view.isolation),
         "pods": view.pods,
         "unschedulableReason": view.unschedulable_reason,
     }

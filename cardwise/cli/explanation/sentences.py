@@ -11,6 +11,7 @@ from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import blockers, gangfit, policylines, remedies
 from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import assignment, names, policies, request
+from cardwise.core.api.isolation import ComputeTier, MemoryTier
 from cardwise.core.api.mps import MpsState
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
@@ -212,6 +213,7 @@ def _explain_placed(
                 if cluster_state is None
                 else _describe_neighbors(cluster_state, node, share, pod)
                 + _describe_card_state(cluster_state, node, share)
+                + _describe_isolation(cluster_state, share)
             )
             card = f"GPU {share.index} {quote_unless_name(share.uuid)}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {amount_text} of {card}{details}")
@@ -404,6 +406,19 @@ def _describe_card_state(cluster_state: ClusterState, node: str, share: assignme
     card = state.cards[position]
     health_note = f"; this GPU is unhealthy{_health_reason_suffix(cluster_state, card.uuid)}" * (not card.healthy)
     return health_note + "; this GPU is cordoned" * card.cordoned
+
+
+def _describe_isolation(cluster_state: ClusterState, share: assignment.CardShare) -> str:
+    """Describe what limits the share; "" for a whole GPU, and if the node has not reported it."""
+    tiers = next((r.status.isolation for r in cluster_state.resources if r.spec.uuid == share.uuid), None)
+    if share.whole or tiers is None:
+        return ""
+    if tiers.memory == MemoryTier.ADVISORY:
+        return f"; nothing limits the share, because {wording.sanitize_message(tiers.memory_reason)}"
+    memory_note = "MPS limits its memory" if tiers.memory == MemoryTier.MPS else "the driver limits its memory"
+    if share.core and tiers.compute == ComputeTier.NONE:
+        return f"; {memory_note}, and nothing limits its SMs"
+    return f"; {memory_note}" + f" and its SMs to {share.core} %" * bool(share.core)
 
 
 def _health_reason_suffix(cluster_state: ClusterState, uuid: str) -> str:

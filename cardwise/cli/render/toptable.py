@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from cardwise.cli.cluster.usage import CardUsage, Holder, NodeUsage, sum_granted_mib
 from cardwise.cli.render import tables
 from cardwise.core.api import mps
@@ -14,7 +16,19 @@ _UNKNOWN = "-"
 _AMOUNT_HEADS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
 _MAX_NODE_WIDTH = 24  # maximum number of characters of a node's name on a narrow terminal
 _NARROW_HEADS = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
-_HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNT_HEADS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
+_HEADS = (
+    "NODE",
+    "GPU",
+    "MODEL",
+    "GRANTED",
+    "",
+    *_AMOUNT_HEADS,
+    "CORE",
+    "PODS",
+    "STATE",
+    "ISOLATION",
+    "HOLDERS(USED/GRANTED)",
+)
 
 
 def summary_line(nodes: Sequence[NodeUsage]) -> str:
@@ -70,6 +84,7 @@ def _wide_row(card: CardUsage) -> list[str]:
         _UNKNOWN if card.core is None else f"{card.core}%",
         _format_known(card.pods),
         describe_state(card),
+        card.isolation.memory if card.isolation is not None else _UNKNOWN,
         _format_holders(card),
     ]
 
@@ -160,5 +175,6 @@ def _card_as_json(card: CardUsage) -> dict[str, Any]:
         "reason": card.reason,
         "cordoned": card.cordoned,
         "mps": card.mps,
+        "isolation": None if card.isolation is None else msgspec.to_builtins(card.isolation),
         "holders": holders,
     }

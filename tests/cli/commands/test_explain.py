@@ -364,7 +364,7 @@ def test_a_daemonsets_pod_hears_of_its_own_node_alone(monkeypatch, api):
     assert [node["name"] for node in programs["nodes"]] == ["n1"]
     api.replace("extendedresources", card("n2", 1))
     output = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
-    assert "Node n1 has no GPU or device of Cardwise: a nodeSelector in the DaemonSet's template limits" in output
+    assert "Node n1 has no GPU or device of Cardwise. To keep the DaemonSet off such nodes, add a nodeSel" in output
     assert "would run" not in output
 
 

@@ -37,10 +37,10 @@ def test_the_table(monkeypatch):
     assert shown.stderr == ""
     # n1 has 8441 MiB free on a K80 and 12207 on a P100: a quarter of the pods can use neither.
     assert shown.stdout == (
-        "NAME     GPUS  USED/TOTAL(MiB)  FREE-GPUS  LARGEST  FRAGMENTED(MiB)  MPS  PODS\n"
-        "n1       2/2   7069/27717       0          12207    5162 (25%)       -    3\n"
-        "n2       1/2   11441/22882      0          0        0 (0%)           -    1\n"
-        "CLUSTER  3/4   18510/50599      0          12207    5162 (25%)       -    4\n"
+        "NAME     GPUS  USED/TOTAL(MiB)  FREE-GPUS  LARGEST  FRAGMENTED(MiB)  ISOLATION  PODS\n"
+        "n1       2/2   7069/27717       0          12207    5162 (25%)       -          3\n"
+        "n2       1/2   11441/22882      0          0        0 (0%)           -          1\n"
+        "CLUSTER  3/4   18510/50599      0          12207    5162 (25%)       -          4\n"
     )
 
 
@@ -48,13 +48,15 @@ def test_wide_tells_which_cards_and_the_classes(monkeypatch):
     api = lists(configmaps=[HALVES])
     api.change("extendedresources", "gpu-n1-1", spec={"unschedulable": True})
     ready = {"mode": "card", "state": "Ready", "multiUser": True}
-    api.change("extendedresources", "gpu-n2-1", status={"mps": ready})
+    advisory = {"memory": "advisory", "memoryReason": "x", "compute": "none", "computeReason": "x"}
+    api.change("extendedresources", "gpu-n2-1", status={"mps": ready, "isolation": advisory | {"memory": "mps"}})
+    api.change("extendedresources", "gpu-n2-0", status={"isolation": advisory})
     assert run(monkeypatch, api, "-o", "wide", "n2").stdout == (
-        "NAME     GPUS  USED/TOTAL(MiB)  FREE-GPUS  LARGEST  FRAGMENTED(MiB)  MPS    PODS  UNHEALTHY  CORDONED  "
+        "NAME     GPUS  USED/TOTAL(MiB)  FREE-GPUS  LARGEST  FRAGMENTED(MiB)  ISOLATION     PODS  UNHEALTHY  CORDONED  "
         "MODELS\n"
-        "n2       1/2   11441/22882      0          0        0 (0%)           Ready  1     0          -         "
+        "n2       1/2   11441/22882      0          0        0 (0%)           advisory,mps  1     0          -         "
         "Tesla K80\n"
-        "CLUSTER  2/4   18510/50599      0          8441     2110 (25%)       Ready  4     n2/0       n1/1      "
+        "CLUSTER  2/4   18510/50599      0          8441     2110 (25%)       advisory,mps  4     n2/0       n1/1      "
         "Tesla K80, Tesla P100\n"
         "\n"
         "CLASS              USED/TOTAL(MiB)  FREE(MiB)  FRAGMENTED(MiB)\n"
@@ -102,6 +104,7 @@ def test_for_programs(monkeypatch):
             "freeGPUs": 0,
             "largestFreeMiB": 0,
             "mps": [],
+            "isolation": [],
             "pods": 1,
             "unschedulableReason": "",
         }

@@ -43,16 +43,17 @@ cardwise_mps_up{gpu="GPU-n1-0"} 1
 SCREEN = """\
 6 GPUs on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
 
-NODE  GPU  MODEL      GRANTED             USED-MIB  GRANTED-MIB  TOTAL-MIB  CORE  PODS  STATE               HOLDERS(USED/GRANTED)
-n2    0    Tesla K80  [##########]  100%  -         11441        11441      100%  1     whole               team-a/all -/11441
-n2    1    Tesla K80  [..........]  0%    -         0            11441      0%    0     cordoned            -
-n2    2    Tesla K80  [..........]  0%    -         0            11441      0%    0     unhealthy,MPS-Down  -
-n2    3    Tesla K80  [#.........]  0%    -         100          11441      -     -     ok                  team-a/new -/100
-n1    0    Tesla K80  [##........]  21%   3201      2500         11441      30%   2     ok                  team-a/train 2701/1500!, team-b/serve 500/1000
-n1    1    Tesla K80  [#.........]  4%    -         500          11441      0%    1     ok                  team-b/gone -/500 (terminating)
+NODE  GPU  MODEL      GRANTED             USED-MIB  GRANTED-MIB  TOTAL-MIB  CORE  PODS  STATE               ISOLATION  HOLDERS(USED/GRANTED)
+n2    0    Tesla K80  [##########]  100%  -         11441        11441      100%  1     whole               -          team-a/all -/11441
+n2    1    Tesla K80  [..........]  0%    -         0            11441      0%    0     cordoned            -          -
+n2    2    Tesla K80  [..........]  0%    -         0            11441      0%    0     unhealthy,MPS-Down  -          -
+n2    3    Tesla K80  [#.........]  0%    -         100          11441      -     -     ok                  -          team-a/new -/100
+n1    0    Tesla K80  [##........]  21%   3201      2500         11441      30%   2     ok                  mps        team-a/train 2701/1500!, team-b/serve 500/1000
+n1    1    Tesla K80  [#.........]  4%    -         500          11441      0%    1     ok                  -          team-b/gone -/500 (terminating)
 """  # noqa: E501
 
 
+LIMITED = {"memory": "mps", "memoryReason": "an old driver", "compute": "mps", "computeReason": ""}
 CARDS, PODS, PARTS = paths.extendedresources(), paths.pods(), paths.pods("cardwise-system")
 MANAGED = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "mps"}
 
@@ -90,8 +91,10 @@ def api() -> Cluster:
     ended["status"]["reported"] = held
     down = card("n2", 2, health="Unhealthy")
     down["status"] |= {"reason": "Xid 79", "mps": {"mode": "card", "state": "Down"}}
+    limited = allocated(card("n1", 0), 2500, 2, core=30)
+    limited["status"]["isolation"] = LIMITED
     cards = [
-        allocated(card("n1", 0), 2500, 2, core=30),
+        limited,
         ended,
         allocated(card("n2", 0), K80, 1, core=100, whole=True),
         cordoned(allocated(card("n2", 1), 0, 0)),
@@ -133,6 +136,7 @@ def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api)
     assert n1["gpus"][0]["holders"][0] == {
         "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2701, "terminating": False,
     }  # fmt: skip
+    assert (n1["gpus"][0]["isolation"], n2["gpus"][0]["isolation"]) == (LIMITED, None)
     assert (n2["gpus"][0]["usedMiB"], n2["gpus"][0]["holders"][0]["usedMiB"]) == (None, None)
     assert (n2["gpus"][2]["healthy"], n2["gpus"][2]["reason"], n2["gpus"][2]["mps"]) == (False, "Xid 79", "Down")
     assert (n2["gpus"][3]["corePercent"], n2["gpus"][3]["grantedMiB"]) == (None, 100)

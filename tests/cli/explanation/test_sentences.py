@@ -1,4 +1,7 @@
+from dataclasses import replace
+
 import msgspec
+import pytest
 
 from cardwise.cli.cluster import published
 from cardwise.cli.cluster.engine import ClusterEngine
@@ -76,6 +79,31 @@ def test_a_placed_pod_hears_its_card_and_its_neighbours():
     text = sentences.explain_pod(there, seen)
     assert "4069 of 16276 MiB (0.2500) of GPU 0 GPU-n1-0, beside default/n1-0 (12207 MiB)" in text
     assert "The node has not given it the share yet:" in text
+
+
+@pytest.mark.parametrize(
+    ("memory", "compute", "core", "ending"),
+    [
+        ("advisory", "none", 25, "; nothing limits the share, because no manager\n"),
+        ("mps", "mps", 0, "; MPS limits its memory\n"),
+        ("mps", "mps", 25, "; MPS limits its memory and its SMs to 25 %\n"),
+        ("kernel", "none", 25, "; the driver limits its memory, and nothing limits its SMs\n"),
+        ("kernel", "none", 0, "; the driver limits its memory\n"),
+    ],
+)
+def test_a_placed_pod_learns_what_limits_its_share(memory, compute, core, ending):
+    seen = ClusterState(ledger=ledger_with_free(n1=[16276]))
+    status = {"isolation": {"memory": memory, "memoryReason": "no manager", "compute": compute, "computeReason": ""}}
+    spec = {"node": "n1", "index": 0, "uuid": "GPU-n1-0"}
+    seen.resources = [msgspec.convert({"metadata": {}, "spec": spec, "status": status}, ExtendedResource)]
+    share = CardShare(0, "GPU-n1-0", 4069, core, 16276)
+    annotations = assignment.encode(Assignment({"0": (share,)}), assume_time_ns=1)
+    there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
+    there["spec"]["nodeName"] = "n1"
+    assert f"of GPU 0 GPU-n1-0, alone{ending}" in sentences.explain_pod(there, seen)
+    whole = assignment.encode(Assignment({"0": (replace(share, whole=True),)}), assume_time_ns=1)
+    there["metadata"]["annotations"] = whole
+    assert "limits" not in sentences.explain_pod(there, seen)
 
 
 def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_changed():

@@ -88,3 +88,4 @@ def test_a_scrape_tells_each_card(rig):
     assert sample("cardwise_gpu_free_bytes", 1) == memory - 4096 * 1024**2
     assert sample("cardwise_gpu_shares", 1) == 1
     assert sample("cardwise_gpu_healthy", 1) == 1
+    assert sample("cardwise_gpu_isolation", 1) == 1
