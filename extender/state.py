@@ -1,10 +1,10 @@
 """The root of the components that share one lock: cache, queue, gangs and preemption. Start reading here.
 
 No code here does I/O or waits for anything but the lock. Most methods take the lock once. `warm_caches` takes it
-several times, for a short time each. `plan_pod`, `score_fitting_nodes` and `score_nodes` take it twice for pods with
-several card requests: for a snapshot, and for the decision. Callers use `gangs`, `preemption`, `nominator` and
-`policies` directly; their methods take the lock themselves. `cache.reservations` has the table of which pod has which
-cards.
+several times, for a short time each. `plan_pod`, `score_fitting_nodes` and `score_nodes` take it again, for a snapshot
+and for the decision, if the nodes must be searched without it (`nodesearch`). Callers use `gangs`, `preemption`,
+`nominator` and `policies` directly; their methods take the lock themselves. `cache.reservations` has the table of which
+pod has which cards.
 """
 
 import math
@@ -276,26 +276,10 @@ class State:
 
         Returns the KnownBinding instead if the pod is or may be bound already. Raises SearchUnfinished, LeaderChanged.
         """
-        uid, leader_changes = placement_request.pod.uid, self._cache.leader_changes
-        placement_request = self._node_search.search(placement_request)
-        with self._lock:
-            if leader_changes != self._cache.leader_changes:
-                raise LeaderChanged
-            known_binding = self._reservations.known_binding(uid)
-            if known_binding is not None:
-                return known_binding
-            self._cache.sync_cards()
-            self.nominator.on_filter(uid, placement_request.nodes)
-            with self._cache.exclude_pod(uid):  # the pod's own plan does not count, neither on cards nor in quotas
-                placement = self.nominator.place_pod(placement_request, created)
-            if isinstance(placement, Unplaceable):
-                self._reservations.release_plan(uid)
-                placement_request.check_all_searched()
-                self._cache.mark_refused(uid, placement_request.since)
-            else:
-                self._placing.reserve(placement_request, placement, Phase.RESERVED)
-                self._queue.mark_placed(uid)
-            return placement
+        leader_changes = self._cache.leader_changes
+        return self._node_search.decide(
+            placement_request, lambda searched: self._plan_pod(searched, created, leader_changes)
+        )
 
     def begin_attempt(
         self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
@@ -320,21 +304,9 @@ class State:
         """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing. Raises
         SearchUnfinished.
         """
-        uid = placement_request.pod.uid
-        placement_request = self._node_search.search(placement_request)
-        with self._lock:
-            known_binding = self._reservations.known_binding(uid)
-            if known_binding is not None:
-                return known_binding
-            self.nominator.on_filter(uid, placement_request.nodes)
-            scores, refusals = self.nominator.score_nodes(placement_request, created)
-            if scores:
-                self._queue.mark_placed(uid)
-                self._last_scores = uid, self._clock.now(), scores
-                return scores
-            placement_request.check_all_searched()
-            self._cache.mark_refused(uid, placement_request.since)
-            return Unplaceable(refusals=refusals)
+        return self._node_search.decide(
+            placement_request, lambda searched: self._score_fitting_nodes(searched, created)
+        )
 
     def score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
         """The policy's score of each node that fits. The pod's own reservation does not count.
@@ -348,9 +320,7 @@ class State:
                 self._last_scores = _NO_SCORES
                 if self._clock.now() - scored_at < _SCORED_SECONDS:
                     return scores
-        placement_request = self._node_search.search(placement_request)
-        with self._lock:
-            return self._placing.score_nodes(placement_request)[0]
+        return self._node_search.decide(placement_request, self._score_nodes)
 
     def assume(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
@@ -533,6 +503,53 @@ class State:
         """
         with self._lock:
             return list(self._queue.pods_requesting_class(resource_class))
+
+    # Decisions with the result of a search. They take the lock once.
+
+    def _plan_pod(
+        self, placement_request: PlacementRequest, created: str, leader_changes: int
+    ) -> Placement | Unplaceable | KnownBinding:
+        uid = placement_request.pod.uid
+        with self._lock:
+            if leader_changes != self._cache.leader_changes:
+                raise LeaderChanged
+            known_binding = self._reservations.known_binding(uid)
+            if known_binding is not None:
+                return known_binding
+            self._cache.sync_cards()
+            self.nominator.on_filter(uid, placement_request.nodes)
+            with self._cache.exclude_pod(uid):  # the pod's own plan does not count, neither on cards nor in quotas
+                placement = self.nominator.place_pod(placement_request, created)
+            if isinstance(placement, Unplaceable):
+                self._reservations.release_plan(uid)
+                placement_request.check_all_searched()
+                self._cache.mark_refused(uid, placement_request.since)
+            else:
+                self._placing.reserve(placement_request, placement, Phase.RESERVED)
+                self._queue.mark_placed(uid)
+            return placement
+
+    def _score_fitting_nodes(
+        self, placement_request: PlacementRequest, created: str
+    ) -> dict[str, int] | Unplaceable | KnownBinding:
+        uid = placement_request.pod.uid
+        with self._lock:
+            known_binding = self._reservations.known_binding(uid)
+            if known_binding is not None:
+                return known_binding
+            self.nominator.on_filter(uid, placement_request.nodes)
+            scores, refusals = self.nominator.score_nodes(placement_request, created)
+            if scores:
+                self._queue.mark_placed(uid)
+                self._last_scores = uid, self._clock.now(), scores
+                return scores
+            placement_request.check_all_searched()
+            self._cache.mark_refused(uid, placement_request.since)
+            return Unplaceable(refusals=refusals)
+
+    def _score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
+        with self._lock:
+            return self._placing.score_nodes(placement_request)[0]
 
     # The methods below are called under the lock.
 

@@ -38,8 +38,8 @@ TOP = 10  # kube-scheduler's MaxExtenderPriority
 # inspect hides pods in these phases: their shares count as used, but the pods are not bound yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 UNFINISHED = (
-    "not all nodes were tried, since the pod has several separate GPU requests and the time for such searches is "
-    "limited; no node that was tried takes the pod now. The pod is tried again, and the search goes on with other nodes"
+    "not all nodes were tried, since the search for this pod takes long and the time for such searches is limited; no "
+    "node that was tried takes the pod now. The pod is tried again, and the search goes on with other nodes"
 )
 LEADER_CHANGED = "the leader has changed during the search for a node; the pod is tried again"
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
@@ -70,7 +70,7 @@ def filter_nodes(
     """The best node for the pod; or all nodes that fit, if kube-scheduler is to choose.
 
     notice: called if only a quota keeps the pod pending; returns at once.
-    call: limits the search for a pod with several card requests.
+    call: limits a search without the lock.
     """
     pod, offered = args.parsed_pod, args.candidate_names() or []
     uid = pod.uid

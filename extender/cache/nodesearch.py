@@ -1,8 +1,13 @@
-"""Finds nodes for pods with several card requests, on a snapshot and without the lock (docs/design/0032-snapshots.md).
+"""Finds nodes for single pods, on a snapshot and without the lock (docs/design/0032-snapshots.md).
 
-For such pods each node is searched separately. With thousands of nodes this takes longer than other callers may wait
-for the lock. When the search ends, the cluster may have changed. So `Placing` tries the best nodes again under the
-lock, and chooses the first node that still fits the pod.
+For most pods the index of all cards finds the best node at once, under the lock. For pods with several card requests
+each node is searched separately. So it is for other pods where the index does not help: many cards with enough memory
+lack something else, or nodes refuse for reasons that are found only node by node (`SearchTooLong`). Example: 48
+containers, each a client of one card, fit only on cards without a share; 40,000 cards with shares come first.
+
+With thousands of nodes this takes longer than other callers may wait for the lock. When the search ends, the cluster
+may have changed. So `Placing` tries the best nodes again under the lock, and chooses the first node that still fits the
+pod.
 
 A search can also take longer than kube-scheduler waits. So a search ends `_SEARCH_SECONDS` after its call arrived, or
 when kube-scheduler has closed the connection. The refusals are remembered: a later search for an equal pod skips the
@@ -17,9 +22,9 @@ still placed at once, and the call takes no longer than a call for a pod with on
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from cardwise.clock import Clock
 from cardwise.core.api.quotas import Headroom
@@ -27,7 +32,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.placement import Scorer
-from cardwise.core.placement.searching import SearchEffort
+from cardwise.core.placement.searching import SearchEffort, SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.pacing import Pace
@@ -42,6 +47,7 @@ SMALL_SEARCH_NODES: Final = 16
 _SEARCH_SECONDS: Final = 0.7
 _REMEMBERED: Final = 8  # maximum number of searches that are remembered; each takes about 1 MB with 5,000 nodes
 
+_Decision = TypeVar("_Decision")
 _Key = tuple[str, PodRequest]  # namespace and request
 
 
@@ -74,13 +80,21 @@ class NodeSearch:
         self._pauses = SearchPauses(clock)
         self._start = 0  # the position of the node with which the next search begins
 
-    def search(self, placement_request: PlacementRequest) -> PlacementRequest:
-        """Search all nodes for the pod, if it has several card requests. Returns the request with the search results.
+    def decide(self, placement_request: PlacementRequest, decide: Callable[[PlacementRequest], _Decision]) -> _Decision:
+        """Decide with the result of a search without the lock, if the search under the lock would take too long: for
+        pods with several card requests, and where `decide` raises SearchTooLong.
 
-        For other pods the request is returned unchanged.
+        decide: takes the lock and decides.
         """
         if not is_needed(placement_request.request, len(placement_request.nodes)):
-            return placement_request
+            try:
+                return decide(placement_request.limit_checks())
+            except SearchTooLong:
+                pass
+        return decide(self._search(placement_request))
+
+    def _search(self, placement_request: PlacementRequest) -> PlacementRequest:
+        """Search all nodes for the pod. Returns the request with the result."""
         key = placement_request.pod.namespace, placement_request.request
         with self._lock:
             snapshot = self._placing.take_snapshot(placement_request)

@@ -17,7 +17,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
-from cardwise.core.placement.searching import SearchEffort
+from cardwise.core.placement.searching import NODE_CHECKS, CheckLimit, SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.nodefacts import NodeFacts
@@ -27,6 +27,8 @@ from extender.cache.scoredpolicies import ScoredPolicies
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
+# Maximum number of cards that are checked under the lock for a pod whose nodes were not searched before: 2 to 4 ms.
+_CHECKS: Final = 1000
 _STEPS: Final = 512  # maximum number of steps (`SearchEffort`) of the decision that follows a search without the lock
 
 
@@ -102,6 +104,7 @@ class PlacementRequest(NamedTuple):
         pod may use it.
     searched: the result of a search without the lock; None if no such search was needed.
     call: the call of kube-scheduler that asks for this placement.
+    limit: limits the cards and nodes that are checked under the lock if no search came before; None: no limit.
     """
 
     pod: PodRef
@@ -112,6 +115,11 @@ class PlacementRequest(NamedTuple):
     rank: Rank | None = None
     searched: SearchedNodes | None = None
     call: Call = Call()
+    limit: CheckLimit | None = None
+
+    def limit_checks(self) -> "PlacementRequest":
+        """Limit the checks under the lock. Returns the request with the limit."""
+        return self._replace(limit=CheckLimit(_CHECKS))
 
     @property
     def since(self) -> int | None:
@@ -134,7 +142,7 @@ class Placing:
         self._nominated = nominated
 
     def place(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
-        """The best node; nothing is reserved yet."""
+        """The best node; nothing is reserved yet. Raises SearchTooLong."""
         if placement_request.searched is not None:
             return self._place_on_searched(placement_request, placement_request.searched)
         nodes_by_rank = self._nodes_by_rank(placement_request)
@@ -199,6 +207,8 @@ class Placing:
         reserved_scores, refusals = scorer.score_all(self._ledger, reserved)
         scores: dict[str, int] = {}
         for name in reserved_scores:
+            if placement_request.limit is not None:
+                placement_request.limit.count(NODE_CHECKS)
             score = scorer.score(self._cache.gang_cards.node_with_reservation(name))
             if isinstance(score, Refusal):
                 refusals[name] = Refusal.GANG_RESERVED
@@ -234,7 +244,14 @@ class Placing:
             )
             if best is not None:
                 return best
-        return placement.place(self._ledger, nodes, placement_request.request, placement_request.policy, headroom)
+        return placement.place(
+            self._ledger,
+            nodes,
+            placement_request.request,
+            placement_request.policy,
+            headroom,
+            limit=placement_request.limit,
+        )
 
     def _nominated_nodes(self, placement_request: PlacementRequest) -> set[str]:
         """The offered nodes where cards are reserved for nominated pods, which this pod must not use."""
@@ -306,6 +323,7 @@ class Placing:
             placement_request.policy,
             self._cache.headroom(placement_request.pod.namespace),
             effort,
+            limit=placement_request.limit,
         )
 
     @contextmanager
@@ -338,7 +356,7 @@ class Placing:
 
     def score_nodes(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and the refusals of the other nodes. The pod's own reservation does not
-        count.
+        count. Raises SearchTooLong.
         """
         if placement_request.searched is not None and placement_request.searched.scores:
             return placement_request.searched.scores, placement_request.searched.refusals
@@ -380,13 +398,11 @@ class Placing:
                 )
                 if scores is not None:
                     return scores, {}
-            return placement.Scorer(
-                self._ledger.kinds, placement_request.request, placement_request.policy, headroom
-            ).score_all(self._ledger, placement_request.nodes)
+            return self._make_scorer(placement_request).score_all(self._ledger, placement_request.nodes)
 
     def place_nominee(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
-        """The best node for a pod for which kube-scheduler has not called filter yet."""
-        return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank))
+        """The best node for a pod for which kube-scheduler has not called filter yet. Raises SearchTooLong."""
+        return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank).limit_checks())
 
     def reserve(self, placement_request: PlacementRequest, chosen_placement: Placement, phase: Phase) -> None:
         """Reserve the placement for the pod."""

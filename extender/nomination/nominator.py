@@ -23,6 +23,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.placement.searching import SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache.cache import Cache
@@ -388,13 +389,16 @@ class Nominator:
         return Nominee(pod.ref, pod.version, chosen_placement.node)
 
     def _choose_node(self, pod: WaitingPod, nodes: AbstractSet[str]) -> Placement | Unplaceable | None:
-        """The best node that also has the cpu, memory and slots for the pod. None: the best nodes do not, and no
-        others were tried.
+        """The best node that also has the cpu, memory and slots for the pod; Unplaceable also if the search takes too
+        long. None: the best nodes do not have them, and no others were tried.
         """
         policy = policies.card_policy(pod.request.policy, self._settings.policy)
         full_nodes = set[str]()
         for _ in range(_CANDIDATES):
-            chosen_placement = self._placing.place_nominee(pod, nodes - full_nodes if full_nodes else nodes, policy)
+            try:
+                chosen_placement = self._placing.place_nominee(pod, nodes - full_nodes if full_nodes else nodes, policy)
+            except SearchTooLong:
+                return Unplaceable(refusals={})  # filter searches nodes for such a pod on a snapshot
             if isinstance(chosen_placement, Unplaceable) or _has_load_for(
                 self._cache.loads, chosen_placement.node, pod.load
             ):

@@ -364,6 +364,7 @@ def depends_on_memory_only(card_request: CardRequest) -> bool:
     """Whether a node where no card has enough memory is always refused for that reason, whatever else is true of it."""
     return (
         card_request.cards == 1
+        and len(card_request.keys) == 1
         and not card_request.whole
         and not card_request.core
         and not card_request.untolerated & FOR_GOOD
@@ -409,6 +410,10 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
     big = [i for i in kind_set if node.cards[i].mem - node.kept_back >= card_request.mem]
     if len(big) < card_request.cards:
         return Refusal.CARD_TOO_SMALL
+    if len(card_request.keys) > 1:
+        big = [i for i in big if node.max_card_clients[i] >= len(card_request.keys)]
+        if len(big) < card_request.cards:
+            return Refusal.TOO_MANY_CONTAINERS
     fitting_positions = [i for i in big if node.free[i] >= card_request.mem]
     if len(fitting_positions) < card_request.cards:
         return Refusal.NO_MEMORY

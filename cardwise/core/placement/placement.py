@@ -46,13 +46,20 @@ class Unplaceable:
 
 
 def place(
-    ledger: Ledger, nodes: Collection[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
+    ledger: Ledger,
+    nodes: Collection[str],
+    request: PodRequest,
+    policy: str,
+    headroom: Sequence[Headroom] = (),
+    *,
+    limit: searching.CheckLimit | None = None,
 ) -> Placement | Unplaceable:
     """The placement on the best of the nodes under the policy; of nodes with equal scores, the first by name.
 
     headroom: the amounts that quotas leave to the pod's namespace; the placement never exceeds them.
+    limit: limits the search; None: no limit. Raises SearchTooLong.
     """
-    scorer = Scorer(ledger.kinds, request, policy, headroom)
+    scorer = Scorer(ledger.kinds, request, policy, headroom, limit=limit)
     use_index = ledger.has_index and len(nodes) * _SMALL_FRACTION > len(
         ledger.nodes_by_name()
     )  # few nodes are checked faster than the index is walked
@@ -107,6 +114,8 @@ def exceeded_together(
     ]
 
 
+# The reasons that are found for thousands of nodes in a few ms.
+_QUICK_REFUSALS: Final = frozenset({Refusal.NO_MEMORY, Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS})
 _SMALL_FRACTION: Final = 8  # the index is used only for more than 1 / _SMALL_FRACTION of all nodes
 
 
@@ -151,6 +160,8 @@ class Scorer:
     A scorer is valid only until the ledger changes, so do not keep it.
 
     effort: the remaining effort of a search in progress; None for a new search.
+    limit: limits the cards and nodes that `best_node`, `ranked_nodes`, `score_all` and `refuse_all` check; None: no
+        limit. These methods raise SearchTooLong.
     """
 
     def __init__(
@@ -160,6 +171,8 @@ class Scorer:
         policy: str,
         headroom: Sequence[Headroom] = (),
         effort: searching.SearchEffort | None = None,
+        *,
+        limit: searching.CheckLimit | None = None,
     ) -> None:
         self._kinds = kinds
         in_force = policies.find_policy(policy)
@@ -168,6 +181,7 @@ class Scorer:
         self._request = request
         self._card_requests = fitting.card_requests(request)
         self._effort = effort or searching.SearchEffort()
+        self._count_checks = limit.count if limit is not None else _count_nothing
         self._headroom = headroom
         self._plan: fitting.SearchPlan | None = None
         # Devices are checked before cards, node by node: few nodes have them.
@@ -217,6 +231,8 @@ class Scorer:
                     )
                 ):
                     yield node
+                else:
+                    self._count_checks(1)
 
     def with_cards(self, ledger: Ledger, nodes: Collection[str]) -> Collection[str]:
         """For a request of whole cards only: the nodes with enough empty cards, by the index of all cards. In a full
@@ -249,6 +265,7 @@ class Scorer:
         by_name, pick_card = ledger.nodes_by_name(), self._pick_card
         if self._devices is not None:
             for name in nodes:
+                self._count_checks(searching.NODE_CHECKS)
                 score = self._score_with(self._devices, by_name.get(name))
                 if isinstance(score, Refusal):
                     refusals[name] = score
@@ -278,8 +295,11 @@ class Scorer:
                 if pick is not None:
                     scores[name] = pick[0]
                 else:
-                    refusals[name] = fitting.refusal(node, card_request)
+                    refusals[name] = refusal = fitting.refusal(node, card_request)
+                    if refusal not in _QUICK_REFUSALS:
+                        self._count_checks(searching.NODE_CHECKS)
                 continue
+            self._count_checks(searching.NODE_CHECKS)
             if min_empty_cards and len(node.codes_of_empty_cards()) < min_empty_cards:
                 refusals[name] = fitting.refusal(node, card_request, typed)
                 continue
@@ -300,6 +320,7 @@ class Scorer:
             node = by_name.get(name)
             if node is None:
                 return Refusal.NOT_OURS
+            self._count_checks(searching.NODE_CHECKS)
             if is_limited:
                 return searching.refusal_reason(node, plan, plan.typed_requests[0], self._pick_card, self._effort)
             return fitting.refusal(node, card_request, typed)
@@ -402,6 +423,10 @@ class Scorer:
             )
         fit = searching.fit_request(node, plan, self._pick_card, self._effort)
         return fit if isinstance(fit, Refusal) else fit[0]
+
+
+def _count_nothing(_checks: int) -> None:
+    """Count checks without a limit."""
 
 
 def _expect_placement(placement: Placement | Refusal) -> Placement:

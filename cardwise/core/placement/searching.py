@@ -38,7 +38,29 @@ _MAX_STEPS: Final = 4096  # cards that are tried for a pod on all nodes together
 _EMPTY_NODE_EFFORT: Final = 8  # steps that count for a search of the node without its pods
 _FREE: Final = 8  # cards that a card request may try without steps, in addition to the number of cards it requests
 
+# The checks of cards that count for the search of one node. With 8 cards it takes about as long.
+NODE_CHECKS: Final = 8
+
 _Choice = tuple[int, list[list[int]]]  # the score, and the card positions for each card request
+
+
+class SearchTooLong(Exception):
+    """The search for a pod has checked as many cards as its `CheckLimit` allows, and is not at its end."""
+
+
+class CheckLimit:
+    """Limits how many cards and nodes the searches for one pod check, since other calls wait for the lock meanwhile. A
+    card that the index offers first, and a node that the memory index refuses, take no check.
+    """
+
+    def __init__(self, checks: int) -> None:
+        self._remaining = checks
+
+    def count(self, checks: int = 1) -> None:
+        """Count checks of cards before they are made. Raises SearchTooLong if no more are allowed."""
+        self._remaining -= checks
+        if self._remaining < 0:
+            raise SearchTooLong
 
 
 class SearchEffort:

@@ -187,7 +187,25 @@ def test_the_last_client_is_let_in_and_two_containers_are_two():
     assert place(ledger, gpu_mem=1).node == "n1"
     two = request.parse(pod(containers=[container(name, gpu_mem=1) for name in "ab"]))
     for scorer in (placement.Scorer(ledger.kinds, two, policy) for policy in ("binpack", "spread")):
-        assert scorer.score_all(ledger, ["n1"]) == ({}, {"n1": Refusal.TOO_MANY_CLIENTS})
+        assert scorer.score_all(ledger, ["n1"]) == ({}, {"n1": Refusal.TOO_MANY_CONTAINERS})
+
+
+@pytest.mark.parametrize(
+    ("count", "held", "refusal"),
+    [
+        (3, 0, Refusal.TOO_MANY_CONTAINERS),  # of an empty card it would be false that it has its maximum
+        (3, 1, Refusal.TOO_MANY_CONTAINERS),
+        (2, 1, Refusal.TOO_MANY_CLIENTS),
+    ],
+)
+def test_more_containers_than_clients_of_a_card_are_a_reason_of_their_own(count, held, refusal):
+    ledger = Ledger(max_clients=2)
+    ledger.set_cards("n1", cards(100))
+    for i in range(held):
+        ledger.set_holding(holding(f"h{i}", 1, 0))
+    placed = place(ledger, containers=[container(f"c{i}", gpu_mem=1) for i in range(count)])
+    assert placed.refusals == {"n1": refusal}
+    assert refusal.resolvable == (refusal is Refusal.TOO_MANY_CLIENTS), "nobody's end would help"
 
 
 def test_the_hardest_of_a_pod_is_looked_for_first():

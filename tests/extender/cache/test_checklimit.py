@@ -1,0 +1,142 @@
+"""What a filter call of a single pod does under the lock has a limit, whatever the pod requests and lacks.
+
+Where more would be needed, the nodes are searched without the lock.
+"""
+
+import pytest
+
+from cardwise.core.api import request
+from cardwise.core.api.quotas import GPUQuota, QuotaEntry
+from cardwise.core.placement import fitting, searching
+from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
+from cardwise.core.values.quantity import MiB
+from extender.cache.placing import PlacementRequest
+from extender.nomination.nominator import NominationMode, NominationSettings
+from extender.records.podref import PodRef
+from extender.state import State
+from tests.build import container, extended_resource, pod
+from tests.core.placement.placing import of_class
+from tests.extender.states import as_card, as_pod, asking, bound
+from tests.fakes.clock import FakeClock
+
+NODES = [f"n{i:03}" for i in range(250)]
+CARDS = 8
+FULL, FULL_END = NODES[:-2], NODES[-2]  # the last two nodes have no shares
+MAX_CHECKS = len(NODES) * CARDS * 2 // 3
+
+
+@pytest.fixture(scope="module")
+def state():
+    """Each card has one share of its four, except on the last two nodes."""
+    state = State(clock=FakeClock(), max_clients=4, nomination_settings=NominationSettings(mode=NominationMode.ALWAYS))
+    for name in NODES:
+        state.set_node(name)
+        for i in range(CARDS):
+            state.set_card(*as_card(extended_resource(i, node=name)))
+        if name in FULL:
+            state.set_pod(as_pod(bound(f"r-{name}", 1000 * CARDS, *range(CARDS), node=name)))
+    entries = QuotaEntry(shares=2), QuotaEntry(memory=MiB(500), model="another")
+    state.set_quota("limited/team", GPUQuota(namespace="limited", name="team", entries=entries))
+    state.set_quota("full/team", GPUQuota(namespace="full", name="team", entries=(QuotaEntry(shares=0),)))
+    with state.view() as ledger:
+        ledger.index()
+    return state
+
+
+@pytest.fixture
+def checks(state, monkeypatch):
+    """How many cards were checked while the lock was held; a node counts as its cards."""
+    counts, outermost = [0], [True]
+
+    def count(owner, name, cards):
+        function = getattr(owner, name)
+
+        def counted(*args, **kwargs):
+            if not outermost[0] or not state._lock._lock.locked():
+                return function(*args, **kwargs)
+            counts[0] += cards
+            outermost[0] = False
+            try:
+                return function(*args, **kwargs)
+            finally:
+                outermost[0] = True
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(fitting, "has_capacity", 1)
+    for owner, name in (
+        (fitting, "refusal"),
+        (searching, "refusal_reason"),
+        (searching, "fit_request"),
+        (Scorer, "_score"),
+    ):
+        count(owner, name, CARDS)
+    return counts
+
+
+def containers(count, **amounts):
+    return [container(f"c{i}", **amounts) for i in range(count)]
+
+
+SHAPES = {
+    "more containers than clients of a card": (containers(5, gpu_mem=1), "default", {}),
+    "as many containers as clients": (containers(4, gpu_mem=1), "default", {}),
+    "SMs and too many containers": (containers(5, gpu_mem=1, gpu_core=1), "default", {}),
+    "a quota of fewer shares": (containers(3, gpu_mem=1), "limited", {}),
+    "a quota without shares": (containers(1, gpu_mem=1), "full", {}),
+    "MPS is required and not there": (containers(1, gpu_mem=1), "default", {"cardwise.dev/mps": "required"}),
+    "whole cards": (containers(1, gpu_count=9), "default", {}),
+    "whole cards of empty nodes": (containers(1, gpu_count=8), "default", {}),
+    "whole cards and a quota": (containers(1, gpu_count=8), "full", {}),
+    "an unknown class": ([of_class("nothing", gpu_mem=1)], "default", {}),
+}
+
+
+def make_request(shape):
+    parts, namespace, annotations = SHAPES[shape]
+    pod_request = request.parse(pod(containers=parts, annotations=annotations))
+    return PlacementRequest(PodRef(f"uid-{shape}", namespace, "p"), pod_request, NODES, "binpack")
+
+
+def node_by_node(state, placement_request):
+    """The scores and refusals without a limit."""
+    snapshot = state.snapshot()
+    headroom = snapshot.headroom(placement_request.pod.namespace)
+    scorer = Scorer(snapshot.ledger.kinds, placement_request.request, "binpack", headroom)
+    return scorer.score_all(snapshot.ledger, NODES)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("method", ["plan_pod", "score_fitting_nodes"])
+def test_the_cards_that_are_checked_under_the_lock_are_limited(state, checks, shape, method):
+    placement_request = make_request(shape)
+    scores, refusals = node_by_node(state, placement_request)
+    checks[0] = 0
+    answer = getattr(state, method)(placement_request)
+    assert checks[0] <= MAX_CHECKS
+    if isinstance(answer, Placement):
+        assert answer.node == min(scores, key=lambda name: (-scores[name], name))
+        state.forget_plans()
+    elif isinstance(answer, Unplaceable):
+        assert (answer.refusals, scores) == (refusals, {})
+    else:
+        assert answer == scores
+
+
+def test_the_limit_holds_for_all_ranks_of_a_policy_together(state, checks, monkeypatch):
+    monkeypatch.setattr(state._placing, "_ranks", lambda placement_request: {n: i for i, n in enumerate(NODES)})
+    placement_request = make_request("as many containers as clients")
+    answer = state.plan_pod(placement_request)
+    assert answer.node == FULL_END
+    assert checks[0] <= MAX_CHECKS
+    state.forget_plans()
+
+
+def test_a_pod_whose_search_takes_long_is_not_nominated(state, checks):
+    state.nominator.add_scheduler("default-scheduler")
+    manifest = asking("nominee", containers=containers(5, gpu_mem=1))
+    record = as_pod(manifest)
+    state.set_pod(record)
+    assert state.nominator.nominate_next()[1] is None
+    assert checks[0] <= MAX_CHECKS
+    state.remove_pod(record)
