@@ -13,7 +13,6 @@ CHART = Path(__file__).parents[2] / "helm" / "cardwise"
 GIVEN = ("--set", "scheduler.mode=manual,image.repository=cardwise")  # what the chart has no default for
 # Values that tests have in common: a render takes a fifth of a second of a core.
 ALL = (
-    "mps.enabled=true",
     "networkPolicies.enabled=true",
     "scheduler.mode=own",
     "scheduler.image=kube-scheduler:v1.34.4",
@@ -41,6 +40,7 @@ OFF = (  # what can be left out is
     "webhook.url=https://127.0.0.1:8443",
     "extender.enabled=false",
     "deviceplugin.enabled=false",
+    "mps.enabled=false",
 )
 
 Objects = list[Json]

@@ -108,7 +108,7 @@ def test_the_parts_on_nodes_get_the_runtime_class_that_brings_the_driver(
 
 
 def test_without_parts_on_nodes_nothing_is_asked_of_them(helm: str, seeing: Seeing) -> None:
-    off = ("deviceplugin.enabled=false", *OWN)
+    off = ("deviceplugin.enabled=false", "mps.enabled=false", *OWN)
     assert template(helm, *off, chart=seeing(**SEVERAL, enforced="restricted")).returncode == 0
 
 

@@ -13,7 +13,6 @@ from tests.helm.rendering import CHART, GIVEN, Objects, Render, documents, get_o
 API = ("-a", "monitoring.coreos.com/v1")
 FILES = CHART / "files"
 WATCHED = (
-    "mps.enabled=true",
     "monitoring.podMonitor.enabled=true",
     "monitoring.alerts.enabled=true",
     "monitoring.alerts.labels.release=stack",

@@ -18,7 +18,6 @@ OWN = (
     "scheduler.mode=own",
     "scheduler.image=a:1",
     "scheduler.name=cards",
-    "mps.enabled=true",
     "nodes.selector.gpushare=yes",
 )
 
@@ -99,16 +98,18 @@ def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
 
 
 def test_they_say_that_shares_without_mps_are_advice(notes: Notes) -> None:
-    assert "limits of shares are advisory" in notes()
-    assert "limits of shares are advisory" not in notes(*OWN)
+    assert "limits of shares are advisory" in notes("mps.enabled=false")
+    assert "limits of shares are advisory" not in notes()
+    assert "MPS enforces the limits of shares. `kubectl get extendedresources` shows" in notes()
 
 
 LABEL = f"kubectl label namespace {names.NAMESPACE} pod-security.kubernetes.io/enforce=privileged"
 
 
 def test_they_say_which_pod_security_the_parts_on_nodes_need(notes: Notes) -> None:
-    off = "deviceplugin.enabled=false"
-    for sets in ((), KUBEADM, (*KUBEADM, off), (off, "mps.enabled=true")):
+    off, without_mps = "deviceplugin.enabled=false", "mps.enabled=false"
+    for sets in ((), (without_mps,), KUBEADM, (*KUBEADM, off, without_mps), (off,)):
         assert LABEL in notes(*sets), sets
-    for sets in ((off,), ("namespace.create=true",)):
+        assert ("the MPS manager is privileged with hostPID" in notes(*sets)) == (without_mps not in sets)
+    for sets in ((off, without_mps), ("namespace.create=true",)):
         assert "pod-security" not in notes(*sets), sets

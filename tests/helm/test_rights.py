@@ -65,7 +65,7 @@ WRITES = {
 @pytest.mark.parametrize("part", WRITES)
 def test_what_parts_may_write_in_all_namespaces(render: Render, part: str) -> None:
     """The table of docs/security.md; of it fields and objects are the policies' (`test_policies`)."""
-    role = get_object(render("mps.enabled=true"), "ClusterRole", f"cardwise-{part}")
+    role = get_object(render(), "ClusterRole", f"cardwise-{part}")
     assert WRITES[part] == {
         f"{verb} {group or 'core'}/{resource}"
         for rule in role["rules"]

@@ -382,7 +382,7 @@ def test_names_that_yaml_takes_for_a_number_are_strings(helm: str) -> None:
     release, namespace = map(str, numbers[-2:])
     apis = ("--api-versions", "monitoring.coreos.com/v1")
     for mode in ("own", "kubeadm"):
-        sets = [f"scheduler.mode={mode}", "scheduler.image=k:v1", "mps.enabled=true", "namespace.create=true"]
+        sets = [f"scheduler.mode={mode}", "scheduler.image=k:v1", "namespace.create=true"]
         sets += [
             "scheduler.controlPlaneNodes=3",
             "networkPolicies.enabled=true",
@@ -449,7 +449,7 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
             ["scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=1", "extender.enabled=false"],
             "scheduler.mode: kubeadm needs the extender",
         ),
-        (["mps.enabled=true", "deviceplugin.mps=off"], "deviceplugin.mps: off means that no node has an MPS manager"),
+        (["deviceplugin.mps=off"], "deviceplugin.mps: off means that no node has an MPS manager"),
         (["tests.namespace=kube-system"], "tests.namespace: the webhook does not see pods of kube-system"),
         (["webhook.metricsPort=8443"], "webhook.metricsPort: is the same as webhook.port"),
     ],
@@ -478,10 +478,10 @@ def test_pods_run_on_linux_only_also_where_an_admin_names_labels(render: Render)
 def test_nodes_wait_for_an_mps_manager_only_where_the_chart_runs_one(render: Render) -> None:
     """What an earlier installation with MPS left on a node must not keep pods away from its cards for ever."""
     for sets, mode in (
-        ((), Mode.OFF),
-        (("mps.enabled=true",), Mode.PREFERRED),
-        (("deviceplugin.mps=preferred",), Mode.PREFERRED),
-        (("mps.enabled=true", "deviceplugin.mps=required"), Mode.REQUIRED),
+        ((), Mode.PREFERRED),
+        (("mps.enabled=false",), Mode.OFF),
+        (("mps.enabled=false", "deviceplugin.mps=preferred"), Mode.PREFERRED),
+        (("deviceplugin.mps=required",), Mode.REQUIRED),
     ):
         assert f"--mps={mode}" in container(render, "deviceplugin", *sets)["args"], sets
 
@@ -501,7 +501,7 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
         ((), [{key: (label_values or ("any",))[0]} for key, label_values in gpunodes.LABELS.items()]),
         (("nodes.selector.pool=gpu",), [{"pool": "gpu"}]),
     ):
-        spec = workloads(render("mps.enabled=true", *sets))[f"cardwise-{part}"]
+        spec = workloads(render(*sets))[f"cardwise-{part}"]
         constraints = nodeconstraints.constraints_of(spec)
         linux = {"kubernetes.io/os": "linux"}
         assert not constraints.admits("n1", NodeLabels(linux))
@@ -516,7 +516,7 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
 
 def test_the_image_can_be_pinned_by_its_digest(render: Render) -> None:
     digest = f"sha256:{'0a' * 32}"
-    objects = render(f"image.digest={digest}", "image.tag=v1", "mps.enabled=true")
+    objects = render(f"image.digest={digest}", "image.tag=v1")
     images = {c["image"] for spec in workloads(objects).values() for c in spec["containers"]}
     assert images == {f"cardwise@{digest}"}
     assert f"--share-agent-image=cardwise@{digest}" in container(lambda *_: objects, "webhook")["args"]
@@ -546,7 +546,7 @@ def test_probe_pods_have_a_class_that_preempts_no_pod(render: Render, sets: tupl
 
 
 def test_each_part_s_priority_class_is_a_value(render: Render) -> None:
-    for mode in (ALL, ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3", "mps.enabled=true")):
+    for mode in (ALL, ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3")):
         parts = ("webhook", "extender", "deviceplugin", "mps", "scheduler")
         specs = workloads(render(*mode, *(f"{part}.priorityClassName=ours" for part in parts)))
         assert {spec["priorityClassName"] for spec in specs.values() if "priorityClassName" in spec} == {"ours"}

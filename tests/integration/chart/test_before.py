@@ -104,7 +104,7 @@ def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, clien
             wired = install(plane, "scheduler.mode=kubeadm")
             assert "1 node is labelled as having a GPU" in wired
             assert "kubectl rollout status daemonset/cardwise-deviceplugin --namespace cardwise-system" in wired
-            assert "daemonset/cardwise-mps" not in wired.partition("NOTES:")[2]
+            assert "daemonset/cardwise-mps" in wired.partition("NOTES:")[2]
             assert 'runtimeClassName: "nvidia"' in wired
             assert "completions: 1" in wired
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}}

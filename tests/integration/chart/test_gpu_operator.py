@@ -47,7 +47,7 @@ DEPLOYED = (
 )
 LABELS = {"nvidia.com/gpu.present": "true"} | {f"nvidia.com/gpu.deploy.{manifest}": "true" for manifest in DEPLOYED}
 TAINT = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}  # GKE's, and usual elsewhere
-ON_NODES = ("mps.enabled=true", f"image.repository={images.BUSYBOX.partition(':')[0]}")
+ON_NODES = (f"image.repository={images.BUSYBOX.partition(':')[0]}",)
 PAGE = Path(__file__).parents[3] / "docs" / "integrations" / "gpu-operator.md"
 TAKEN_OFF = dict.fromkeys(re.findall(r"nvidia\.com/gpu\.deploy\.[a-z-]+(?==false)", PAGE.read_text()), "false")
 

@@ -378,7 +378,7 @@ def test_beside_another_mps_daemon_pods_share_the_card_without_mps_until_they_ha
         world.cluster.process(MANAGER).restart()
         world.wait(lambda: world.mps_status(1).get("state") == MpsState.UNAVAILABLE, "the cluster knows")
         assert f"(process {another.pid}, folder {tmp_path / 'pipe'}): end it" in world.mps_status(1)["reason"]
-        assert world.status(0).state is MpsState.READY, "the other card is not its"
+        world.wait_ready(0)  # the other card is not its
         free, agreed = world.pod("free", 1, 1000), world.pod("agreed", 1, 1000, agent=True)
         required = world.pod("demands", 1, 1000, mode="required")
         for uid in (free, agreed):

@@ -152,7 +152,7 @@ def accounts(cluster: Cluster) -> Iterator[Cluster]:
     """All parts' accounts, under the policies as people have them: the test cluster runs no MPS manager, and its device
     plugins no pods.
     """
-    roles = rendered("mps/rbac.yaml", "mps.enabled=true")
+    roles = rendered("mps/rbac.yaml")
     policies = [manifest for manifest in rendered("policies/deviceplugin.yaml") if manifest["kind"].endswith("Policy")]
     without_nodes = rendered("policies/deviceplugin.yaml", "deviceplugin.restrictToNode=false")
     cluster.apply([*roles, *policies])

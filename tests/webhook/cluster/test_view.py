@@ -223,6 +223,12 @@ def test_mps_scopes_are_read_from_the_cards(world):
     )
     world.follows()
     assert view.mps_scopes() == {"card", "node"}
+    world.put_objects(paths.extendedresources(), served(2, mode="node", state="Unavailable"))
+    world.follows()
+    assert view.mps_scopes() == {"card"}, "no pod uses MPS there"
+    world.put_objects(paths.extendedresources(), served(2, mode="node", state="Ready"))
+    world.follows()
+    assert view.mps_scopes() == {"card", "node"}
     assert view.cards().max_cards == 3
 
 
