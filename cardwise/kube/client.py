@@ -1,9 +1,8 @@
 """A client of the API server with keep-alive connections; requests and responses are bytes and dicts.
 
 The official generated client takes fifty times as long to decode a pod (docs/design/0014-libraries.md), and bind must
-be fast.
-`credentials` finds the address, TLS settings and token. The client never retries, because only the caller knows which
-calls may be repeated.
+be fast. `credentials` finds the address, TLS settings and token. The client never retries, because only the caller
+knows which calls may be repeated.
 """
 
 import contextlib

@@ -43,9 +43,9 @@ _MAX_HEADER_BYTES: Final = 16_384
 # Maximum number of bytes of a call outside its body: the head and the chunk headers.
 _MAX_CHUNK_OVERHEAD: Final = 65_536
 _MAX_HEADERS: Final = 100  # maximum number of header lines, with equal or different names
-# The only form of a request line that is accepted. llhttp also accepts several spaces, empty lines before it, targets
-# with a host or a fragment, and the versions 0.9 and 2.0.
-_REQUEST_LINE: Final = re.compile(rb"[A-Z]+ /[!\x22\x24-~]* HTTP/1\.[01]\r\n")
+# The only form of a request line that is accepted. llhttp also accepts several spaces, targets with a host or a
+# fragment, and the versions 0.9 and 2.0. Empty lines before it are ignored (RFC 9112, section 2.2).
+_REQUEST_LINE: Final = re.compile(rb"[\r\n]*[A-Z]+ /[!\x22\x24-~]* HTTP/1\.[01]\r\n")
 # Headers that a request may have only once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): if a
 # request had two of them, two parsers could use different ones.
 _SINGLE_HEADERS: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})

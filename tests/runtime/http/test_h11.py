@@ -77,29 +77,32 @@ def as_read(environ: dict, *, last: bool) -> Read:
 
 
 def read_by_h11(data: bytes) -> list[Read]:
-    connection, calls = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20), list[Read]()
-    connection.receive_data(data)
-    request, body = None, b""
+    calls = list[Read]()
     while True:
+        # h11 refuses empty lines before a call. RFC 9112, section 2.2, wants a server to ignore them, as ours does.
+        data = data.lstrip(b"\r\n")
+        connection, request, body = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20), None, b""
+        connection.receive_data(data)
         try:
-            event = connection.next_event()
+            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+                if isinstance(event, h11.Request):
+                    request = event
+                elif isinstance(event, h11.Data):
+                    body += event.data
+                else:
+                    return calls
         except h11.RemoteProtocolError:
             return calls
-        if isinstance(event, h11.Request):
-            request, body = event, b""
-        elif isinstance(event, h11.Data):
-            body += event.data
-        elif isinstance(event, h11.EndOfMessage) and request is not None:
-            connection.send(h11.Response(status_code=200, headers=[("Content-Length", "0")]))
-            connection.send(h11.EndOfMessage())
-            path, _, query = request.target.decode().partition("?")
-            last = connection.our_state is not h11.DONE
-            calls.append(Read(request.method.decode(), path, query, environ_headers(request.headers), body, last))
-            if last:
-                return calls
-            connection.start_next_cycle()
-        else:
+        assert request is not None
+        # Not 200, after which a CONNECT would be a tunnel.
+        connection.send(h11.Response(status_code=404, headers=[("Content-Length", "0")]))
+        connection.send(h11.EndOfMessage())
+        path, _, query = request.target.decode().partition("?")
+        last = connection.our_state is not h11.DONE
+        calls.append(Read(request.method.decode(), path, query, environ_headers(request.headers), body, last))
+        if last:
             return calls
+        data = connection.trailing_data[0]
 
 
 def environ_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

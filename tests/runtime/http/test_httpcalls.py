@@ -219,8 +219,11 @@ def test_bytes_before_the_response_end_the_connection(after):
     """A client may send further calls at once, and a server may close the connection instead of answering them."""
     (call,) = read(GOS + after, CURLS)
     assert (body(call), call.last) == (b'{"Pod":nul}', True)
-    (call,) = read(GOS + b"\r\n")
-    assert not call.last, "an empty line after the body is no call"
+
+
+@pytest.mark.parametrize("pieces", [(GOS + b"\r\n", CURLS), (GOS, b"\r\n" + CURLS), (GOS + b"\r", b"\n", CURLS)])
+def test_empty_lines_before_a_call_are_ignored(pieces):
+    assert [call.last for call in read(*pieces)] == [False, False]
 
 
 class CountingReader(Reader):
