@@ -148,11 +148,9 @@ def add_units(pod: PodUnderReview, context: Context) -> None:
         resources = dict(container.spec.get("resources") or {})
         if str((resources.get("limits") or {}).get(names.SHARE)) == "1":
             continue
+        container_kind = "init" if container.key.startswith("init-") else ""
         for kind, amounts in containers.amount_lists(resources):
-            if (
-                names.GPU_MEM in amounts
-                and (_container_kind(container), container.spec.get("name"), kind) not in from_limit_range
-            ):
+            if names.GPU_MEM in amounts and (container_kind, container.spec.get("name"), kind) not in from_limit_range:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 text = amounts[names.GPU_MEM]
                 resources[kind] = amounts | {names.GPU_MEM: add_unit(text, unit, field)}
@@ -188,10 +186,6 @@ def _refuse_beyond_node(text: str | int, unit: Unit, largest_node: int, field: s
             f"{int(number * unit.mib)} MiB, more than all GPUs of any node have ({largest_node})",
             f"write {int(number)}Mi where MiB are meant",
         )
-
-
-def _container_kind(container: Container) -> str:
-    return "init" if container.key.startswith("init-") else ""
 
 
 def _entries_of_limit_range(annotation: str) -> set[tuple[str, str, str]]:

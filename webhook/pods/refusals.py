@@ -9,6 +9,11 @@ from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.pods.context import OversizePolicy
 
+_REMEDY: Final = (
+    "keep that webhook from changing it, or give its MutatingWebhookConfiguration a name that sorts before "
+    f"{names.WEBHOOK_CONFIGURATION} (kubectl get mutatingwebhookconfigurations)"
+)
+
 
 def collect_warnings(oversize: OversizePolicy, check: Callable[[], Iterable[str]], wait_note: str) -> tuple[str, ...]:
     """The warnings of a check. If `oversize` is "wait", a refusal becomes a warning that the pod waits until
@@ -22,12 +27,6 @@ def collect_warnings(oversize: OversizePolicy, check: Callable[[], Iterable[str]
         if oversize == "refuse":
             raise
         return (f"{error.field}: {error.problem}; the pod waits until {wait_note}",)
-
-
-_REMEDY: Final = (
-    "keep that webhook from changing it, or give its MutatingWebhookConfiguration a name that sorts before "
-    f"{names.WEBHOOK_CONFIGURATION} (kubectl get mutatingwebhookconfigurations)"
-)
 
 
 def changed_later_error(field: str, problem: str) -> InvalidRequest:
