@@ -1,5 +1,5 @@
-"""What a pod requests, as its author writes it, becomes what all readers of the pod read: numbers get their unit, bare
-names of classes their domain, units of a class its amounts, and the pod an annotation with its classes of devices.
+"""Normalizes the amounts that a pod requests: numbers get a unit, names of classes get their domain, and a class with a
+share gets the amounts of the share. The classes of devices are written into an annotation of the pod.
 
 Pure except for lookups, and idempotent. Runs before requests are read: afterwards the containers themselves say what
 they request, so that no reader of a pod needs the ResourceClasses or the namespace's unit.
@@ -73,7 +73,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 
 
 def mutate_device_annotation(pod: PodUnderReview, context: Context) -> None:
-    """Warn the author if their annotation of device classes was replaced or removed; `mutate` writes it."""
+    """Warn the author if the annotation of device classes, which `mutate` has written, replaced or removed theirs."""
     old_text, new_text = (
         annotations_of(pod.manifest).get(names.DEVICE_CLASSES),
         pod.annotations.get(names.DEVICE_CLASSES),
@@ -138,7 +138,8 @@ def validate(pod: PodUnderReview, context: Context) -> None:
 def add_units(pod: PodUnderReview, context: Context) -> None:
     """Add the unit to each number without a unit. Raises InvalidRequest.
 
-    A number above the largest sum of MiB of one node's cards was meant in MiB, and is refused.
+    Refuses a number that, in the namespace's unit, is more than all GPUs of any node have: its author probably
+    meant MiB.
     """
     unit = context.settings.unit
     if unit is Unit.MIB:

@@ -39,7 +39,9 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 
 
 def validate_unread(pod: PodUnderReview, context: Context) -> None:
-    """Warn about such keys. The gang keys of a pod with another scheduler may be meant for that scheduler."""
+    """Warn about annotations and labels that no program reads. The gang keys of a pod with another scheduler may be
+    meant for that scheduler.
+    """
     schedulers = context.settings.gang_schedulers
     if schedulers and (pod.spec.get("schedulerName") or DEFAULT_SCHEDULER) not in schedulers:
         return

@@ -38,7 +38,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
 
 
 def validate_foreign(pod: PodUnderReview, context: Context) -> None:
-    """Warn about such resources. Never a refusal: a node may offer them later."""
+    """Warn about GPU resources of other domains that no node offers. Never a refusal: a node may offer them later."""
     offers = context.cluster.offers()
     if offers is None:
         return

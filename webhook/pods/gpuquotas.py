@@ -1,7 +1,7 @@
 """GPUQuotas at admission: early refusals of pods.
 
-The entries to which a pod counts depend on the pod's node, so only the extender can check them exactly. Here a pod is
-refused only if it certainly counts to the entry: the pod names the entry's class, or the entry is for all GPUs.
+Which entries count a pod depends on its node, so only the extender can check quotas exactly. Here a pod is refused only
+if the entry certainly counts it: the pod names the entry's class, or the entry is for all GPUs.
 """
 
 from collections.abc import Callable, Iterable
@@ -91,7 +91,7 @@ def check_request(
 
 
 def _surely_counts(entry: QuotaEntry, container: ContainerRequest) -> bool:
-    """Whether the container counts to the entry with every card that it could get."""
+    """Whether the entry counts the container, whichever card the container gets."""
     if entry.resource_class:
         return entry.resource_class == container.resource_class
     return not entry.model

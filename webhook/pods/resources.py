@@ -38,7 +38,9 @@ _NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
 def mutate_splits(pod: PodUnderReview, context: Context) -> None:
-    """Refuse the pod instead of making its split share a share of one card. Raises InvalidRequest."""
+    """Refuse a pod whose split share has lost its number of cards: it would become a share of one card. Raises
+    InvalidRequest.
+    """
     counts = request.read_counts(pod.annotations)
     if counts and counts.keys() <= {container.spec.get("name") for container in pod.containers}:
         return  # the annotation belongs to this pod, and names all of its split shares
@@ -50,7 +52,9 @@ def mutate_splits(pod: PodUnderReview, context: Context) -> None:
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Write amounts in MiB, slots, markers and variables of Cardwise, and remove those that users must not write."""
+    """Set the resources of Cardwise (gpu-mem in MiB, the share slot, markers) and its environment variables in each
+    container. Remove those that users must not write.
+    """
     parts = _split_request(pod.request, in_gang=pod.gang is not None)
     if pod.agent:
         parts[pod.agent] = _ContainerPart(markers=(names.SHARE,))
