@@ -201,7 +201,8 @@ class Reader:
     def on_message_complete(self) -> None:
         # An upgrade to another protocol is not supported: the call is answered as an ordinary call.
         parser = self._parser
-        self._finish_call(len(self._body), last=parser.should_upgrade() or not parser.should_keep_alive())
+        goes_on = parser.should_keep_alive() and not parser.should_upgrade() and parser.get_http_version() == "1.1"
+        self._finish_call(len(self._body), last=not goes_on)
 
     def _reject_body(self, length: int) -> NoReturn:
         self._body.clear()

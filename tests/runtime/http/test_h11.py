@@ -129,7 +129,7 @@ def between_tokens(data: bytes) -> list[int]:
     return sorted({place for token in re.finditer(rb"\r\n|[ :?/]|$", data) for place in token.span()})
 
 
-@pytest.mark.parametrize(("call", "least"), [(POST, 250), (CHUNKED, 150), (GET, 250)])
+@pytest.mark.parametrize(("call", "least"), [(POST, 250), (CHUNKED, 150), (GET, 250), (OLD, 60)])
 def test_what_is_inserted_between_tokens_is_read_alike(call, least):
     total = 0
     for place, inserted in product(between_tokens(call), INSERTED):

@@ -306,6 +306,7 @@ def test_too_large_body_is_not_read_and_ends_the_connection(data):
     "head",
     [
         b"GET /x HTTP/1.0\r\n\r\n",
+        b"GET /x HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
         b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
         b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nmore",
     ],
