@@ -169,6 +169,18 @@ def pod_group(
     return {"metadata": metadata, "spec": {"minMember": minimum}, "status": status or {}}
 
 
+def budget(
+    name: str = "budget", *, allowed: int, selector: dict[str, Any], namespace: str = "default"
+) -> dict[str, Any]:
+    """A PodDisruptionBudget that lets so many go."""
+    metadata = {"namespace": namespace, "name": name}
+    return {"metadata": metadata, "spec": {"selector": selector}, "status": {"disruptionsAllowed": allowed}}
+
+
+def binding(pod: str = "p", node: str = "n1", **metadata: object) -> dict[str, Any]:
+    return {"metadata": {"name": pod} | metadata, "target": {"kind": "Node", "name": node}}
+
+
 def event(
     reason: str,
     message: str = "",

@@ -31,6 +31,7 @@ from cardwise.runtime.http import httpcalls
 from extender.process import Extender, ExtenderSettings
 from tests.build import (
     asking,
+    budget,
     build_released_lease,
     extended_resource,
     gpu_quota,
@@ -202,12 +203,8 @@ class World:
         for name, models in self.classes.items():
             self.api.write_object(paths.resourceclasses(), resource_class(name, model=models))
         for namespace in ("default", "team"):
-            spec = {"selector": {"matchLabels": GUARDED}}
-            metadata = {"name": "guard", "namespace": namespace}
-            self.api.write_object(
-                paths.poddisruptionbudgets(),
-                {"metadata": metadata, "spec": spec, "status": {"disruptionsAllowed": 0}},
-            )
+            guard = budget("guard", allowed=0, selector={"matchLabels": GUARDED}, namespace=namespace)
+            self.api.write_object(paths.poddisruptionbudgets(), guard)
         for namespace, hard in self.quotas.items():
             self.api.write_object(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
         self.judge = Judge(self)

@@ -13,7 +13,7 @@ from cardwise.core.api import names
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.policies import DEFAULT
 from cardwise.core.defrag.defrag import plan
-from tests.build import resource_class
+from tests.build import budget, resource_class
 from tests.cli import clusters
 from tests.cli.clusters import Cluster, allocated, card, placed
 from tests.fakes.clock import FakeClock
@@ -182,12 +182,8 @@ def test_who_moves_is_made_anew_by_kubernetes_itself_or_says_that_it_may_go(monk
 
 
 def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
-    budget = {
-        "metadata": {"namespace": "team", "name": "b"},
-        "spec": {"selector": {"matchLabels": {"app": "x"}}},
-        "status": {"disruptionsAllowed": 0},
-    }
-    held = cluster(*three(labels={"app": "x"}), poddisruptionbudgets=[budget])
+    none = budget("b", allowed=0, selector={"matchLabels": {"app": "x"}}, namespace="team")
+    held = cluster(*three(labels={"app": "x"}), poddisruptionbudgets=[none])
     assert "are protected by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-gpus", "1").stdout
     held.change("poddisruptionbudgets", "b", "team", status={"disruptionsAllowed": 1})
     assert run(monkeypatch, held, "--free-gpus", "1").exit_code == 0

@@ -6,7 +6,7 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from extender.leadership.fence import Fence, PodState
 from extender.records.podref import PodRef
-from tests.build import asking
+from tests.build import asking, binding
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.theory import theory_of
@@ -25,9 +25,8 @@ def version(api: ApiServer) -> int:
 
 
 def post_binding(api: ApiServer, resource_version: int) -> None:
-    metadata = {"name": "p", "resourceVersion": str(resource_version), "annotations": {names.ASSIGNMENT: "{}"}}
-    binding = {"metadata": metadata, "target": {"kind": "Node", "name": "n1"}}
-    api.client().create(paths.pods("default", "p", "binding"), binding)
+    body = binding(resourceVersion=str(resource_version), annotations={names.ASSIGNMENT: "{}"})
+    api.client().create(paths.pods("default", "p", "binding"), body)
 
 
 def fence(api: ApiServer) -> PodState:

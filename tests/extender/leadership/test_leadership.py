@@ -17,7 +17,7 @@ from extender.cache.reservations import Phase
 from extender.leadership.fence import PodState
 from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
-from tests.build import P100, asking, pod
+from tests.build import P100, asking, binding, pod
 from tests.extender.leaders import LEASE, Cluster, Extender
 from tests.extender.states import as_pod, bound, mark
 from tests.fakes.apiserver import Fault
@@ -344,7 +344,7 @@ def test_pods_that_others_bind_during_fencing_do_not_delay_an_epoch(pair):
         return True
 
     def is_bound(call):
-        body = {"metadata": {"annotations": {names.LEADER_EPOCH: "x/x/x/99"}}, "target": {"name": "n1"}}
+        body = binding(annotations={names.LEADER_EPOCH: "x/x/x/99"})
         pair.api.client().create(call.path.replace("/status", "/binding"), body)
 
     pair.b.reads = comes
@@ -368,7 +368,7 @@ def test_our_pods_that_are_bound_during_fencing_do_not_delay_an_epoch(pair, agai
     def lands(call):
         assigned = Assignment({"main": (CardShare(0, "GPU-n1-0", 100, 0, P100),)})
         annotations = assignment.encode(assigned, assume_time_ns=1)
-        body = {"metadata": {"annotations": annotations}, "target": {"name": "n1"}}
+        body = binding(annotations=annotations)
         pair.api.client().create(call.path.replace("/status", "/binding"), body)
 
     pair.b.reads = comes
@@ -580,7 +580,7 @@ def binding_of(api, name):
     assigned = Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)})
     annotations = assignment.encode(assigned, assume_time_ns=1) | {names.LEADER_EPOCH: "x/x/x/99"}
     version = api.pods()[name]["metadata"]["resourceVersion"]
-    return {"metadata": {"resourceVersion": version, "annotations": annotations}, "target": {"name": "n1"}}
+    return binding(name, resourceVersion=version, annotations=annotations)
 
 
 def loses_and_takes_again(pair, extender):
@@ -860,7 +860,7 @@ def test_a_member_without_cards_that_lands_while_an_epoch_begins_is_known_before
     pair.b.reads = lambda: lists.append(1) or True
 
     def lands(call):
-        body = {"metadata": {"annotations": {names.LEADER_EPOCH: "x/x/x/99"}}, "target": {"name": "n1"}}
+        body = binding(annotations={names.LEADER_EPOCH: "x/x/x/99"})
         pair.api.client().create(call.path.replace("/status", "/binding"), body)
 
     pair.api.before_request(lands, "patch", "*/status")

@@ -25,7 +25,7 @@ from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
-from tests.build import P100, asking, extended_resource
+from tests.build import P100, asking, budget, extended_resource
 from tests.extender import nominationcluster
 from tests.extender.api.test_app import parts
 from tests.extender.states import as_card, as_pod, as_quota, bound, looks_slowly, make_state, on_victim_search
@@ -86,11 +86,7 @@ class World:
         self.state.remove_pod(as_pod(pod))
 
     def budget(self, app: str, allowed: int) -> None:
-        manifest = {
-            "metadata": {"namespace": "default", "name": f"of-{app}"},
-            "spec": {"selector": {"matchLabels": {"app": app}}},
-            "status": {"disruptionsAllowed": allowed},
-        }
+        manifest = budget(f"of-{app}", allowed=allowed, selector={"matchLabels": {"app": app}})
         self.state.preemption.set_budget(*budgets.decode_budget(json.dumps(manifest).encode()))
 
     def wants(self, name: str, mem: int = P100, *, priority: int = HIGH, **fields) -> dict:
@@ -1093,14 +1089,8 @@ def test_where_the_api_server_says_no_to_one_nobody_goes():
     scene = Scene()
     scene.world.runs("a2", P100 - HALF, 0, priority=HIGH)
     scene.world.runs("b2", P100 - HALF, 1)
-    scene.api.write_object(
-        paths.poddisruptionbudgets(),
-        {
-            "metadata": {"name": "unheard-of"},
-            "spec": {"selector": {"matchLabels": {"app": "b2"}}},
-            "status": {"disruptionsAllowed": 0},
-        },
-    )
+    unheard_of = budget("unheard-of", allowed=0, selector={"matchLabels": {"app": "b2"}})
+    scene.api.write_object(paths.poddisruptionbudgets(), unheard_of)
     scene.rounds(5)
     assert scene.evicted() == []
     assert scene.world.filter(scene.world.wants("low", 1000, priority=LOW)) == [], "it is full as before"
@@ -1166,9 +1156,7 @@ def test_whom_the_api_server_refuses_at_first_is_left_alone_for_a_minute_and_ano
 def test_whom_two_budgets_cover_is_no_victim_though_both_let_him_go(scene):
     """The Eviction API refuses such pods."""
     for name in ("one", "other"):
-        selector = {"matchLabels": {"app": "a"}}
-        manifest = {"metadata": {"namespace": "default", "name": name}, "spec": {"selector": selector}}
-        manifest["status"] = {"disruptionsAllowed": 5}
+        manifest = budget(name, allowed=5, selector={"matchLabels": {"app": "a"}})
         scene.world.state.preemption.set_budget(*budgets.decode_budget(json.dumps(manifest).encode()))
     scene.rounds(3)
     assert scene.evicted() == ["b"]

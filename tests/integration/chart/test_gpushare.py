@@ -13,7 +13,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
-from tests.build import P100
+from tests.build import P100, binding
 from tests.cluster import Cluster, ports
 from tests.cluster.parts import says_ready
 from tests.cluster.processes import PATIENCE
@@ -65,8 +65,8 @@ def _leave_a_pod_of_gpushare(space: Space) -> None:
         names.ASSUME_TIME: "1500000000000000000",
     }
     space.create(_pod(space, "former", annotations=annotations, gpu_mem=12000))
-    binding = {"metadata": {"name": "former"}, "target": {"kind": "Node", "name": space.own_nodes[0]}}
-    space.cluster.api.create(paths.pods(space.name, "former", "binding"), binding)
+    bound = binding("former", space.own_nodes[0])
+    space.cluster.api.create(paths.pods(space.name, "former", "binding"), bound)
 
 
 def _pod(space: Space, name: str, **settings: Any) -> Json:

@@ -19,7 +19,7 @@ import yaml
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
-from tests.build import P100, container
+from tests.build import P100, binding, container
 from tests.cluster import Cluster, binaries, versions
 from tests.cluster.parts import CHART
 from tests.cluster.processes import run
@@ -222,9 +222,8 @@ def placed_by_gpushare(migration: Migration, name: str, node: str, index: int, g
         names.ASSUME_TIME: "1500000000000000000",
     }
     pod = workload(name, gpu_mem=gib, annotations=annotations, spec={"schedulerName": "gpushare"})
-    binding = {"metadata": {"name": name}, "target": {"kind": "Node", "name": node}}
     pods = paths.pods(migration.space.name)
-    for path, manifest in ((pods, pod), (f"{pods}/{name}/binding", binding)):
+    for path, manifest in ((pods, pod), (f"{pods}/{name}/binding", binding(name, node))):
         # The API server may heed rules for a moment that were taken away.
         migration.cluster.wait(
             lambda path=path, manifest=manifest: taken(migration.cluster, path, manifest), f"{name} is taken"

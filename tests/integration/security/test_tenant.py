@@ -23,7 +23,7 @@ import yaml
 
 from cardwise.core.api import names
 from cardwise.kube import errors, paths
-from tests.build import P100, container, pod
+from tests.build import P100, binding, container, pod
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, children
 from tests.integration.commands import cardwise
@@ -560,12 +560,11 @@ def asked_about(tenant: Tenant, *texts: str, addresses: int) -> Iterator[list[by
     cluster, gang = tenant.cluster, {names.GROUP_NAME: "asked", names.GROUP_NUM: "2"}
     pod = workload("asked", gpu_mem=64, annotations=gang)
     admitted = tenant.edit.create(tenant.path_of("pods"), pod, query={"dryRun": "All"})
-    binding = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": NODE}}
     bodies = list[tuple[str, bytes]]()
     for text in texts:
         bodies.append(("/validate", review_of(text, admitted)))
         for namespace, name in ((text, "p"), ("default", text)):
-            review = json.loads(review_of(namespace, binding))
+            review = json.loads(review_of(namespace, binding(node=NODE)))
             review["request"] |= {"subResource": "binding", "name": name}
             bodies.append(("/validate/bindings", json.dumps(review).encode()))
     answers, over = list[bytes](), threading.Event()

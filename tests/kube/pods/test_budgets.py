@@ -7,11 +7,11 @@ import pytest
 
 from cardwise.kube.pods import budgets
 from cardwise.kube.pods.budgets import Budgets
+from tests import build
 
 
 def budget(name, selector, allowed=1, namespace="team"):
-    metadata = {"name": name, "namespace": namespace}
-    manifest = {"metadata": metadata, "spec": {"selector": selector}, "status": {"disruptionsAllowed": allowed}}
+    manifest = build.budget(name, allowed=allowed, selector=selector, namespace=namespace)
     return budgets.decode_budget(json.dumps(manifest).encode())
 
 

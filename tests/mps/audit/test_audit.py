@@ -17,6 +17,7 @@ from mps.audit.audit import AuditSettings
 from mps.audit.findings import PodGrant, Reason, Violation
 from mps.host.pods import ContainerView
 from mps.host.processes import SERVER
+from tests.build import budget
 from tests.mps import records
 from tests.mps.mpsnode import NODE, Node, uuid_of
 
@@ -208,12 +209,8 @@ def evicted(node: Node) -> list[str]:
 def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, run_audits):
     node.bind("greedy", 0, 1000)
     node.api.edit(paths.pods("default", "greedy"), metadata={"labels": {"app": "greedy"}})
-    budget = {
-        "metadata": {"name": "all"},
-        "spec": {"selector": {"matchLabels": {"app": "greedy"}}},
-        "status": {"disruptionsAllowed": 0},
-    }
-    node.api.write_object(BUDGETS, budget)
+    selector = {"matchLabels": {"app": "greedy"}}
+    node.api.write_object(BUDGETS, budget(allowed=0, selector=selector))
     node.use(0, 9000, "greedy")
     node.start(audit=replace(SETTINGS, evict_after=300.0))
     run_audits(node, 30)
@@ -221,7 +218,7 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, r
     run_audits(node, 2)
     assert evicted(node) == ["greedy", "greedy"], "it is tried again"
     assert not node.events.with_reason("AuditEvicted")
-    node.api.write_object(BUDGETS, budget | {"status": {"disruptionsAllowed": 1}})
+    node.api.write_object(BUDGETS, budget(allowed=1, selector=selector))
     run_audits(node)
     assert node.api.get(paths.pods("default", "greedy"))["metadata"]["deletionTimestamp"]
     assert node.api.sent("create", "*/eviction")[-1].body["deleteOptions"] == {"preconditions": {"uid": "uid-greedy"}}

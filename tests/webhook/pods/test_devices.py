@@ -8,7 +8,7 @@ from cardwise.core.api.request import DeviceRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
-from tests.build import resource_class
+from tests.build import binding, resource_class
 from tests.webhook.pods.test_classes import pod
 from tests.webhook.reviews import (
     Known,
@@ -289,8 +289,7 @@ def test_node_name_and_foreign_bindings_are_refused() -> None:
     named = once | {"spec": once["spec"] | {"nodeName": "n1"}}
     assert validate_pod(named).message.startswith("spec.nodeName: ")
     known = Known(known_classes=CLASSES, pods={"default/p": once})
-    binding = {"metadata": {"name": "p"}, "target": {"name": "n1"}}
-    assert not on_validate(binding, "pods", known, sub="binding", name="p").allowed
+    assert not on_validate(binding(), "pods", known, sub="binding", name="p").allowed
 
 
 @pytest.mark.parametrize("now", [None, f"{K80},{RDMA}", FPGA])

@@ -176,8 +176,7 @@ def test_only_the_extender_may_bind_gpu_pods(resource: str, sub: str, name: str)
     known = Known(pods={"default/ours": mutate_object(gpu_mem=1), "default/theirs": build.pod()})
 
     def allowed(pod: str) -> bool:
-        binding = {"metadata": {"name": pod}, "target": {"name": "n1"}}
-        return on_validate(binding, resource, known, sub=sub, name=pod if name else "").allowed
+        return on_validate(build.binding(pod), resource, known, sub=sub, name=pod if name else "").allowed
 
     assert not allowed("ours")
     assert allowed("theirs")

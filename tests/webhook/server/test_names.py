@@ -34,7 +34,7 @@ ATTACKS = (
 )
 GANG = {names.GROUP_NAME: "g", names.GROUP_NUM: "2"}
 POD = build.pod(gpu_mem="1Gi", annotations=GANG)
-BINDING = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}}
+BINDING = build.binding()
 PLACES = ("request.namespace", "request.name", "metadata.namespace", "metadata.name", "metadata.generateName")
 
 
