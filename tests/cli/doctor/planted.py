@@ -1,7 +1,10 @@
 """A sound installation as doctor reads it, in which tests plant faults."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
 
 from cardwise.cli.doctor import checks, facts
 from cardwise.cli.doctor.facts import Facts
@@ -12,7 +15,19 @@ from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cli.clusters import card
 
+_Plant = TypeVar("_Plant", bound=Callable[..., None])
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)  # of the API server; no check asks the clock of the machine
+
+
+class Faults(list[Any]):
+    """Functions that each plant a fault, with what doctor says about it: the rows of a test's table."""
+
+    def says(self, *words: object) -> Callable[[_Plant], _Plant]:
+        def keep(plant: _Plant) -> _Plant:
+            self.append(pytest.param(plant, *words, id=plant.__name__))
+            return plant
+
+        return keep
 
 
 def node(name: str, runtime: str = "containerd://2.1.4", **allocatable: str) -> Json:

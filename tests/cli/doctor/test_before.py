@@ -16,6 +16,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent
 from tests import build
 from tests.cli.clusters import Cluster, run
+from tests.cli.doctor.planted import Faults
 from tests.fakes.apiserver import Fault
 from tests.helm.rendering import CHART
 from webhook.pods import resources
@@ -166,14 +167,25 @@ def test_who_configures_kube_scheduler_and_where_the_runtime_is_are_proposed(pre
     assert proposed(preview) == settings | {"nodes.runtimeClass": "nvidia"}
 
 
+FAULTS = Faults()
+
+
+@FAULTS.says("nodes", Severity.WARNING, "node n1 offers nvidia.com/gpu, but has no", "kubectl label")
 def plant_unlabelled(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], node("n1", offered=2)]
 
 
+@FAULTS.says(
+    "nodes",
+    Severity.WARNING,
+    "no node has a GPU label: no GPU will be found until such a node joins",
+    "nvidia.com/gpu.present=true",
+)
 def plant_no_gpu(preview: PreinstallFacts) -> None:
     preview.nodes = preview.nodes[:1]
 
 
+@FAULTS.says("taints", Severity.NOTE, "do not tolerate: sku=gpu:NoSchedule", "{nvidia.com/gpu:NoSchedule,sku")
 def plant_taint(preview: PreinstallFacts) -> None:
     usual = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}
     own = {"key": "sku", "value": "gpu", "effect": "NoSchedule"}
@@ -181,128 +193,99 @@ def plant_taint(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", taints=[usual, own, passing])]
 
 
+@FAULTS.says("runtime", Severity.PROBLEM, "node n1: docker://27.1 has no CDI", "use containerd 2 or CRI-O")
 def plant_docker(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", "docker://27.1")]
 
 
+@FAULTS.says(
+    "runtime", Severity.WARNING, "does not support CDI by default; without CDI a container can", "set enable_cdi = true"
+)
 def plant_old_containerd(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", "containerd://1.7.27")]
 
 
+@FAULTS.says("runtime", Severity.PROBLEM, "have different sockets", "nodes.selector")
 def plant_two_runtimes(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", "cri-o://1.34.1"), gpu_node("n2", "containerd://2.1.5-k3s1")]
 
 
+@FAULTS.says(
+    "driver", Severity.NOTE, "the cluster has no NVIDIA RuntimeClass: NVIDIA's runtime must", "NVML Shared Library Not"
+)
 def plant_no_runtime_class(preview: PreinstallFacts) -> None:
     preview.runtimeclasses = []
 
 
+@FAULTS.says("driver", Severity.PROBLEM, "nvidia-cdi, nvidia-legacy", "nodes.runtimeClass")
 def plant_several_runtime_classes(preview: PreinstallFacts) -> None:
     preview.runtimeclasses = [runtime_class("nvidia-cdi"), runtime_class("nvidia-legacy")]
 
 
+@FAULTS.says(
+    "policies",
+    Severity.NOTE,
+    "pods without a share would get GPUs through cards",
+    "policies.runtimeClasses={nvidia,nvidia-cdi,nvidia-legacy,nvidia-experimental,cards}",
+)
 def plant_other_runtime_class(preview: PreinstallFacts) -> None:
     preview.runtimeclasses = [*preview.runtimeclasses, runtime_class("cards", "nvidia")]
 
 
+@FAULTS.says("namespace", Severity.NOTE, "does not exist yet", "kubectl create namespace cardwise-")
 def plant_no_namespace(preview: PreinstallFacts) -> None:
     preview.namespace, preview.unknown_kinds = None, {*preview.unknown_kinds, "namespace"}
 
 
+@FAULTS.says("namespace", Severity.NOTE, "has no label of Pod", "enforce=privileged")
 def plant_unlabelled_namespace(preview: PreinstallFacts) -> None:
     preview.namespace = namespace()
 
 
+@FAULTS.says("namespace", Severity.PROBLEM, "enforces baseline", "enforce=privileged --overwrite")
 def plant_baseline(preview: PreinstallFacts) -> None:
     preview.namespace = namespace(enforce="baseline")
 
 
+@FAULTS.says("other-plugins", Severity.WARNING, "node n1, 2 GPUs: NVIDIA's", "devicePlugin.enabled")
 def plant_nvidia_plugin(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", offered=2), gpu_node("n2")]
 
 
+@FAULTS.says("other-plugins", Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-", "nodeSelector")
 def plant_hami(preview: PreinstallFacts) -> None:
     preview.other_daemonsets = [{"metadata": {"namespace": "kube-system", "name": "hami-device-plugin"}}]
 
 
+@FAULTS.says("gpushare", Severity.WARNING, "gpushare-schd-extender", "node by node")
 def plant_gpushare(preview: PreinstallFacts) -> None:
     metadata = {"namespace": "kube-system", "name": "gpushare-schd-extender"}
     preview.other_deployments = [{"metadata": metadata}]
 
 
+@FAULTS.says("kubernetes", Severity.PROBLEM, "Kubernetes v1.30.9, not 1.31", "upgrade")
 def plant_old_kubernetes(preview: PreinstallFacts) -> None:
     preview.version = {"gitVersion": "v1.30.9"}
 
 
+@FAULTS.says(
+    "installation",
+    Severity.NOTE,
+    "Cardwise is already installed here: these values are for another installation",
+    "without --before-install",
+)
 def plant_installed(preview: PreinstallFacts) -> None:
     preview.unknown_kinds = set()
     preview.mutating_webhooks = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}}]
 
 
+@FAULTS.says("rights", Severity.NOTE, "could not read 2 of 28 kinds of objects", "administrator")
 def plant_no_rights(preview: PreinstallFacts) -> None:
     preview.unread_kinds = {"pods": "", "namespace": ""}
     preview.namespace = None
 
 
-@pytest.mark.parametrize(
-    ("plant", "check", "level", "text", "remedy"),
-    [
-        (plant_old_kubernetes, "kubernetes", Severity.PROBLEM, "Kubernetes v1.30.9, not 1.31", "upgrade"),
-        (plant_unlabelled, "nodes", Severity.WARNING, "node n1 offers nvidia.com/gpu, but has no", "kubectl label"),
-        (
-            plant_no_gpu,
-            "nodes",
-            Severity.WARNING,
-            "no node has a GPU label: no GPU will be found until such a node joins",
-            "nvidia.com/gpu.present=true",
-        ),
-        (plant_taint, "taints", Severity.NOTE, "do not tolerate: sku=gpu:NoSchedule", "{nvidia.com/gpu:NoSchedule,sku"),
-        (plant_docker, "runtime", Severity.PROBLEM, "node n1: docker://27.1 has no CDI", "use containerd 2 or CRI-O"),
-        (
-            plant_old_containerd,
-            "runtime",
-            Severity.WARNING,
-            "does not support CDI by default; without CDI a container can",
-            "set enable_cdi = true",
-        ),
-        (plant_two_runtimes, "runtime", Severity.PROBLEM, "have different sockets", "nodes.selector"),
-        (
-            plant_no_runtime_class,
-            "driver",
-            Severity.NOTE,
-            "the cluster has no NVIDIA RuntimeClass: NVIDIA's runtime must",
-            "NVML Shared Library Not",
-        ),
-        (plant_several_runtime_classes, "driver", Severity.PROBLEM, "nvidia-cdi, nvidia-legacy", "nodes.runtimeClass"),
-        (
-            plant_other_runtime_class,
-            "policies",
-            Severity.NOTE,
-            "pods without a share would get GPUs through cards",
-            "policies.runtimeClasses={nvidia,nvidia-cdi,nvidia-legacy,nvidia-experimental,cards}",
-        ),
-        (
-            plant_no_namespace,
-            "namespace",
-            Severity.NOTE,
-            "does not exist yet",
-            "kubectl create namespace cardwise-",
-        ),
-        (plant_unlabelled_namespace, "namespace", Severity.NOTE, "has no label of Pod", "enforce=privileged"),
-        (plant_baseline, "namespace", Severity.PROBLEM, "enforces baseline", "enforce=privileged --overwrite"),
-        (plant_nvidia_plugin, "other-plugins", Severity.WARNING, "node n1, 2 GPUs: NVIDIA's", "devicePlugin.enabled"),
-        (plant_hami, "other-plugins", Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-", "nodeSelector"),
-        (plant_gpushare, "gpushare", Severity.WARNING, "gpushare-schd-extender", "node by node"),
-        (
-            plant_installed,
-            "installation",
-            Severity.NOTE,
-            "Cardwise is already installed here: these values are for another installation",
-            "without --before-install",
-        ),
-        (plant_no_rights, "rights", Severity.NOTE, "could not read 2 of 28 kinds of objects", "administrator"),
-    ],
-)
+@pytest.mark.parametrize(("plant", "check", "level", "text", "remedy"), FAULTS)
 def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(preview, plant, *, check, level, text, remedy):
     plant(preview)
     (finding,) = troubles(preview)

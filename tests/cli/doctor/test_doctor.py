@@ -22,7 +22,7 @@ from cardwise.kube import paths
 from cardwise.kube.pods import nodeconstraints
 from tests.build import gpu_quota, resource_quota
 from tests.cli.clusters import Cluster, card, run
-from tests.cli.doctor.planted import NOW, configuration, controlled, lease, node, part, troubles, workload
+from tests.cli.doctor.planted import NOW, Faults, configuration, controlled, lease, node, part, troubles, workload
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -251,73 +251,104 @@ def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(s
     assert said_of_units(sound).text.endswith("mean GiB")
 
 
+FAULTS = Faults()
+
+
+@FAULTS.says(Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.31", "upgrade the control plane")
 def plant_old_kubernetes(seen: Facts) -> None:
     seen.version = {"gitVersion": "v1.29.9-gke.1"}
 
 
+@FAULTS.says(Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", "cardwise doctor --before-")
 def plant_no_kinds(seen: Facts) -> None:
     seen.unknown_kinds, seen.cards, seen.nodes = {"cards", "classes"}, [], []
 
 
+@FAULTS.says(Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "--before-install")
 def plant_no_webhook(seen: Facts) -> None:
     del seen.mutating_webhooks[0]
 
 
+@FAULTS.says(
+    Severity.PROBLEM,
+    "there is no MutatingWebhookConfiguration zz-cardwise",
+    "doctor --before-install prints the command",
+)
 def plant_no_late_webhook(seen: Facts) -> None:
     del seen.mutating_webhooks[1]
 
 
+@FAULTS.says(Severity.NOTE, "MutatingWebhookConfiguration zzz-mesh runs after Cardwise's", "sorts before cardwise")
 def plant_webhook_after_ours(seen: Facts) -> None:
     for name, resources in (("aaa", ["pods"]), ("zzz-of-services", ["services"]), ("zzz-mesh", ["*"])):
         rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": resources}
         seen.mutating_webhooks.append({"metadata": {"name": name}, "webhooks": [{"name": "a.b.c", "rules": [rule]}]})
 
 
+@FAULTS.says(Severity.PROBLEM, "has no CA: the webhook has never started", "logs -n cardwise-system dep")
 def plant_webhook_that_never_ran(seen: Facts) -> None:
     seen.validating_webhooks = [configuration("")]
 
 
+@FAULTS.says(
+    Severity.PROBLEM,
+    "ValidatingWebhookConfiguration cardwise has no webhooks: the API server calls none",
+    "let the chart write them again",
+)
 def plant_webhooks_taken_away(seen: Facts) -> None:
     seen.validating_webhooks[0]["webhooks"] = []
 
 
+@FAULTS.says(Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled")
 def plant_no_policies(seen: Facts) -> None:
     seen.policies = [{"metadata": {"name": "somebody-elses"}}]
 
 
+@FAULTS.says(Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender")
 def plant_no_leader(seen: Facts) -> None:
     seen.leases = []
 
 
+@FAULTS.says(Severity.PROBLEM, "no extender holds the Lease", "--replicas 2")
 def plant_extender_at_zero(seen: Facts) -> None:
     """As it leaves its Lease, when it ends by itself."""
     seen.leases = [{"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}}]
     seen.deployments = [part("extender", replicas=0)]
 
 
+@FAULTS.says(Severity.PROBLEM, "has not renewed its Lease for", "check that one runs: kubectl get")
 def plant_dead_leader(seen: Facts) -> None:
     seen.leases = [lease(names.LEASE, age=60)]
 
 
+@FAULTS.says(Severity.PROBLEM, "has not renewed its Lease for", "check that one runs: kubectl get")
 def plant_dead_leader_of_an_hour(seen: Facts) -> None:
     """Somebody has written into its Lease that it has it for an hour."""
     seen.leases = [lease(names.LEASE, age=120)]
     seen.leases[0]["spec"]["leaseDurationSeconds"] = 3600
 
 
+@FAULTS.says(
+    Severity.WARNING,
+    "extender e holds the Lease cardwise-extender, which",
+    "a running extender writes it within seconds: kubectl get pods -n cardwise-system -l ",
+)
 def plant_lease_without_times(seen: Facts) -> None:
     seen.leases = [{"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": "e"}}]
 
 
+@FAULTS.says(Severity.PROBLEM, "no GPU is known", "nodes.selector")
 def plant_no_cards(seen: Facts) -> None:
     seen.cards, seen.nodes = [], []
 
 
+@FAULTS.says(Severity.PROBLEM, "no node has the labels of nodes.selector", "kubectl label node")
 def plant_no_labels(seen: Facts) -> None:
     plant_no_cards(seen)
     seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}, "status": {}}]
 
 
+@FAULTS.says(Severity.PROBLEM, "without NVIDIA's RuntimeClass nvidia", "nodes.runtimeClass=nvidia")
 def plant_no_runtime_class(seen: Facts) -> None:
     plant_no_cards(seen)
     plugin = {"spec": {"template": {"spec": {}}}, "status": {"desiredNumberScheduled": 2}}
@@ -325,16 +356,23 @@ def plant_no_runtime_class(seen: Facts) -> None:
     seen.runtimeclasses = [{"metadata": {"name": "nvidia"}, "handler": "nvidia"}]
 
 
+@FAULTS.says(Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", "--before-install")
 def plant_nothing_installed(seen: Facts) -> None:
     seen.unknown_kinds, seen.nodes, seen.cards, seen.classes = {"cards", "classes"}, [], [], []
     seen.mutating_webhooks, seen.validating_webhooks, seen.policies, seen.leases = [], [], [], []
 
 
+@FAULTS.says(
+    Severity.PROBLEM, "only Cardwise's CRDs are installed: Cardwise was uninstalled,", "doctor --before-install prints"
+)
 def plant_uninstalled(seen: Facts) -> None:
     seen.nodes, seen.cards = [], []
     seen.mutating_webhooks, seen.validating_webhooks, seen.policies = [], [], []
 
 
+@FAULTS.says(
+    Severity.NOTE, "no GPU matches nvidia.l4: pods that request it wait", "kubectl delete resourceclass nvidia.l4"
+)
 def plant_class_without_cards(seen: Facts) -> None:
     auto, edited = {"labels": {names.AUTO_LABEL: "true"}}, {"labels": {}}
     seen.classes = [
@@ -349,6 +387,11 @@ def quota(namespace: str, *keys: str) -> Json:
     return resource_quota(dict.fromkeys(keys, "1"), namespace=namespace, name="cards")
 
 
+@FAULTS.says(
+    Severity.WARNING,
+    "open: a ResourceQuota limits requests.aliyun.com/gpu-mem, but not whole GPUs (gpu-count or a class)",
+    "add requests.cardwise.dev/gpu to it, or create a GPUQuota",
+)
 def plant_quota_of_shares(seen: Facts) -> None:
     """The others are closed: by a second quota, by a GPUQuota."""
     seen.resourcequotas = [
@@ -361,28 +404,44 @@ def plant_quota_of_shares(seen: Facts) -> None:
     seen.gpuquotas = [gpu_quota({"gpus": 1}, namespace="gpuquota")]
 
 
+@FAULTS.says(Severity.WARNING, "but not shares", "add requests.aliyun.com/gpu-mem to")
 def plant_quota_of_whole_cards(seen: Facts) -> None:
     seen.resourcequotas = [quota("open", "requests.cardwise.dev/gpu")]
 
 
+@FAULTS.says(
+    Severity.WARNING,
+    "ResourceQuota open/cards: requests.aliyun.com/gpumem counts nothing, because no node offers it",
+    "did you mean requests.aliyun.com/gpu-mem?",
+)
 def plant_misspelled_quota(seen: Facts) -> None:
     seen.resourcequotas = [quota("open", "requests.aliyun.com/gpumem", "requests.cardwise.dev/mine", "requests.x/y")]
 
 
+@FAULTS.says(
+    Severity.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "it gets no new pods; this ends by itself once it is healthy"
+)
 def plant_sick_card(seen: Facts) -> None:
     seen.cards[0]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
 
 
+@FAULTS.says(Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir")
 def plant_unregistered_plugin(seen: Facts) -> None:
     seen.nodes[0]["status"]["allocatable"][names.SHARE] = "0"
 
 
+@FAULTS.says(Severity.PROBLEM, "n1: the device plugin does not run there", "kubectl label node n1")
 def plant_label_taken_away(seen: Facts) -> None:
     plant_unregistered_plugin(seen)
     plugin = {"spec": {"template": {"spec": {"nodeSelector": {"nvidia.com/gpu.present": "true"}}}}}
     seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}} | plugin]
 
 
+@FAULTS.says(
+    Severity.WARNING,
+    "node n1: NVIDIA's GPU Operator is replacing the driver, so the device plugin was stopped",
+    "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade",
+)
 def plant_driver_upgrade(seen: Facts) -> None:
     plant_unregistered_plugin(seen)
     (key, label), *_ = gpunodes.UPGRADING.items()
@@ -393,77 +452,107 @@ def plant_driver_upgrade(seen: Facts) -> None:
     seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}} | plugin]
 
 
+@FAULTS.says(Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm upgrade")
 def plant_deleted_webhook(seen: Facts) -> None:
     """Of a chart that is installed: Helm does not install it again under its name."""
     plant_no_webhook(seen)
     seen.daemonsets = [part("deviceplugin", "DaemonSet")]
 
 
+@FAULTS.says(Severity.NOTE, "node n1 is gone", "cardwise.dev/node=n1")
 def plant_deleted_node(seen: Facts) -> None:
     seen.nodes, seen.node_leases = [], []
 
 
+@FAULTS.says(Severity.WARNING, "n1: GPUs are assigned by environment variable only", "enable_cdi = true")
 def plant_old_runtime(seen: Facts) -> None:
     seen.nodes = [node("n1", "containerd://1.7.27")]
     seen.cards[0]["status"]["gpuAccess"] = seen.cards[1]["status"]["gpuAccess"] = "env"
 
 
+@FAULTS.says(Severity.WARNING, "n1: GPUs are assigned by environment variable only", "upgrade cri-o to 1.28 or later")
 def plant_old_crio(seen: Facts) -> None:
     plant_old_runtime(seen)
     seen.nodes = [node("n1", "cri-o://1.27.8")]
 
 
+@FAULTS.says(Severity.WARNING, "n1: GPUs are assigned by environment variable only", "use containerd 2 or CRI-O")
 def plant_docker(seen: Facts) -> None:
     plant_old_runtime(seen)
     seen.nodes = [node("n1", "docker://27.1")]
 
 
+@FAULTS.says(Severity.NOTE, "no node has an MPS manager", "cardwise-mps")
 def plant_no_mps(seen: Facts) -> None:
     for resource in seen.cards:
         del resource["status"]["mps"]
 
 
+@FAULTS.says(
+    Severity.WARNING,
+    "n1: GPU-n1-1 is without MPS, Down: the daemon died",
+    "the manager tries again by itself; see its log:",
+)
 def plant_dead_mps(seen: Facts) -> None:
     seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": "the daemon died"}
 
 
+@FAULTS.says(
+    Severity.WARNING,
+    "n1, 2 GPUs: shared without MPS, so limits are advisory: the control program is missing: install it",
+    "pods that require MPS wait, and all others run there",
+)
 def plant_unavailable_mps(seen: Facts) -> None:
     for resource in seen.cards:
         resource["status"]["mps"] = {"state": "Unavailable", "reason": "the control program is missing: install it"}
 
 
+@FAULTS.says(Severity.PROBLEM, "n1, 2 GPUs: without working MPS, Down: the node's", "deviceplugin.mps=auto")
 def plant_no_mps_any_more(seen: Facts) -> None:
     for resource in seen.cards:
         resource["status"]["mps"] = {"state": "Down", "reason": MANAGER_GONE}
 
 
+@FAULTS.says(Severity.WARNING, "GPU-n1-1 is without MPS, Down: the GPU is closed", "until the pods")
 def plant_closed_by_mps(seen: Facts) -> None:
     del seen.cards[0]["status"]["mps"]
     seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": CLOSED_BY_FORMER_MANAGER}
 
 
+@FAULTS.says(Severity.WARNING, "node n1, 2 GPUs: NVIDIA's device plugin offers", "nodes.gpus")
 def plant_nvidia_plugin(seen: Facts) -> None:
     seen.nodes = [node("n1", **{"nvidia.com__gpu": "2"})]
 
 
+@FAULTS.says(Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-device-plugin", "nodeSelector")
 def plant_hami(seen: Facts) -> None:
     seen.other_daemonsets = [workload("hami-device-plugin", facts.SYSTEM_NAMESPACE)]
 
 
+@FAULTS.says(Severity.NOTE, "NVIDIA's DRA driver is installed: DaemonSet nvidia-dra-driver-gpu/n", "nodeSelector")
 def plant_dra_driver(seen: Facts) -> None:
     seen.other_daemonsets = [workload("nvidia-dra-driver-gpu-kubelet-plugin", "nvidia-dra-driver-gpu")]
 
 
+@FAULTS.says(
+    Severity.WARNING, "Deployment kube-system/gpushare-schd-extender, label gpushare of node n1, ", "node by node"
+)
 def plant_gpushare(seen: Facts) -> None:
     seen.other_deployments = [workload("gpushare-schd-extender", facts.SYSTEM_NAMESPACE)]
     seen.nodes = [*seen.nodes, node("n2")]
     seen.nodes[0]["metadata"]["labels"] = {"gpushare": "true"}
 
 
+@FAULTS.says(Severity.WARNING, "clocks differ from the API server's: n1 (-90 s)", "NTP")
 def plant_skew(seen: Facts) -> None:
     seen.node_leases = [lease("n1", ahead=-90.0)]
 
 
+@FAULTS.says(
+    Severity.PROBLEM,
+    "2 pods (gpu/a, gpu/b) wait for the scheduler cardwise-scheduler, which no longer exists",
+    "kubectl delete pods -A --field-selector=spec.schedulerName=cardwise-scheduler,",
+)
 def plant_left_scheduler(seen: Facts) -> None:
     spec = {"schedulerName": names.SCHEDULER}
     seen.pending_pods = [
@@ -473,6 +562,7 @@ def plant_left_scheduler(seen: Facts) -> None:
     ]
 
 
+@FAULTS.says(Severity.PROBLEM, "2 pods (gpu/a, gpu/b) wait for the sch", "kubectl delete pods")
 def plant_renamed_scheduler(seen: Facts) -> None:
     plant_left_scheduler(seen)
     metadata = {"namespace": names.NAMESPACE, "name": names.SCHEDULER, "annotations": {names.SCHEDULER_NAME: "gpus"}}
@@ -486,10 +576,20 @@ def kube_scheduler(on: str, *, wired: bool = True) -> Json:
     return {"metadata": metadata, "spec": {"nodeName": on}}
 
 
+@FAULTS.says(
+    Severity.PROBLEM,
+    "kube-scheduler calls the extender on node cp1, and does not on 2 nodes (cp2, cp3): while",
+    "helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values",
+)
 def plant_new_control_planes(seen: Facts) -> None:
     seen.schedulers = [kube_scheduler("cp1"), kube_scheduler("cp2", wired=False), kube_scheduler("cp3", wired=False)]
 
 
+@FAULTS.says(
+    Severity.WARNING,
+    "node n2: ExtendedResource gpu-n1-0 belongs to a GPU of node n1",
+    "compare what nvidia-smi -L prints on both nodes: where they report the same UUID",
+)
 def plant_same_uuid(seen: Facts, minutes: int = 1, server_minutes: int | None = None) -> None:
     """Minutes ago by the node's clock, and by the API server's, if that tells."""
     last = f"{NOW - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
@@ -509,186 +609,16 @@ def plant_same_uuid(seen: Facts, minutes: int = 1, server_minutes: int | None = 
     seen.node_events = [event]
 
 
+@FAULTS.says(
+    Severity.NOTE,
+    "could not read 2 of 23 kinds of objects, because you lack the rights: node leases, schedulers",
+    "administrator",
+)
 def plant_no_rights(seen: Facts) -> None:
     seen.unread_kinds = {"node_leases": "", "schedulers": ""}
 
 
-@pytest.mark.parametrize(
-    ("plant", "level", "text", "remedy"),
-    [
-        (plant_old_kubernetes, Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.31", "upgrade the control plane"),
-        (plant_no_kinds, Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", "cardwise doctor --before-"),
-        (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "--before-install"),
-        (
-            plant_no_late_webhook,
-            Severity.PROBLEM,
-            "there is no MutatingWebhookConfiguration zz-cardwise",
-            "doctor --before-install prints the command",
-        ),
-        (
-            plant_webhook_after_ours,
-            Severity.NOTE,
-            "MutatingWebhookConfiguration zzz-mesh runs after Cardwise's",
-            "sorts before cardwise",
-        ),
-        (
-            plant_webhook_that_never_ran,
-            Severity.PROBLEM,
-            "has no CA: the webhook has never started",
-            "logs -n cardwise-system dep",
-        ),
-        (
-            plant_webhooks_taken_away,
-            Severity.PROBLEM,
-            "ValidatingWebhookConfiguration cardwise has no webhooks: the API server calls none",
-            "let the chart write them again",
-        ),
-        (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
-        (plant_label_taken_away, Severity.PROBLEM, "n1: the device plugin does not run there", "kubectl label node n1"),
-        (
-            plant_driver_upgrade,
-            Severity.WARNING,
-            "node n1: NVIDIA's GPU Operator is replacing the driver, so the device plugin was stopped",
-            "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade",
-        ),
-        (plant_deleted_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm upgrade"),
-        (plant_extender_at_zero, Severity.PROBLEM, "no extender holds the Lease", "--replicas 2"),
-        (plant_no_leader, Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),
-        (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "check that one runs: kubectl get"),
-        (
-            plant_dead_leader_of_an_hour,
-            Severity.PROBLEM,
-            "has not renewed its Lease for",
-            "check that one runs: kubectl get",
-        ),
-        (
-            plant_lease_without_times,
-            Severity.WARNING,
-            "extender e holds the Lease cardwise-extender, which",
-            "a running extender writes it within seconds: kubectl get pods -n cardwise-system -l ",
-        ),
-        (plant_no_cards, Severity.PROBLEM, "no GPU is known", "nodes.selector"),
-        (
-            plant_no_labels,
-            Severity.PROBLEM,
-            "no node has the labels of nodes.selector",
-            "kubectl label node",
-        ),
-        (plant_no_runtime_class, Severity.PROBLEM, "without NVIDIA's RuntimeClass nvidia", "nodes.runtimeClass=nvidia"),
-        (plant_nothing_installed, Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", "--before-install"),
-        (
-            plant_uninstalled,
-            Severity.PROBLEM,
-            "only Cardwise's CRDs are installed: Cardwise was uninstalled,",
-            "doctor --before-install prints",
-        ),
-        (
-            plant_class_without_cards,
-            Severity.NOTE,
-            "no GPU matches nvidia.l4: pods that request it wait",
-            "kubectl delete resourceclass nvidia.l4",
-        ),
-        (
-            plant_quota_of_shares,
-            Severity.WARNING,
-            "open: a ResourceQuota limits requests.aliyun.com/gpu-mem, but not whole GPUs (gpu-count or a class)",
-            "add requests.cardwise.dev/gpu to it, or create a GPUQuota",
-        ),
-        (plant_quota_of_whole_cards, Severity.WARNING, "but not shares", "add requests.aliyun.com/gpu-mem to"),
-        (
-            plant_misspelled_quota,
-            Severity.WARNING,
-            "ResourceQuota open/cards: requests.aliyun.com/gpumem counts nothing, because no node offers it",
-            "did you mean requests.aliyun.com/gpu-mem?",
-        ),
-        (
-            plant_sick_card,
-            Severity.WARNING,
-            "n1: GPU-n1-0 is unhealthy: XID 79",
-            "it gets no new pods; this ends by itself once it is healthy",
-        ),
-        (plant_unregistered_plugin, Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
-        (plant_deleted_node, Severity.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),
-        (
-            plant_old_runtime,
-            Severity.WARNING,
-            "n1: GPUs are assigned by environment variable only",
-            "enable_cdi = true",
-        ),
-        (
-            plant_old_crio,
-            Severity.WARNING,
-            "n1: GPUs are assigned by environment variable only",
-            "upgrade cri-o to 1.28 or later",
-        ),
-        (
-            plant_docker,
-            Severity.WARNING,
-            "n1: GPUs are assigned by environment variable only",
-            "use containerd 2 or CRI-O",
-        ),
-        (plant_no_mps, Severity.NOTE, "no node has an MPS manager", "cardwise-mps"),
-        (
-            plant_dead_mps,
-            Severity.WARNING,
-            "n1: GPU-n1-1 is without MPS, Down: the daemon died",
-            "the manager tries again by itself; see its log:",
-        ),
-        (
-            plant_unavailable_mps,
-            Severity.WARNING,
-            "n1, 2 GPUs: shared without MPS, so limits are advisory: the control program is missing: install it",
-            "pods that require MPS wait, and all others run there",
-        ),
-        (
-            plant_no_mps_any_more,
-            Severity.PROBLEM,
-            "n1, 2 GPUs: without working MPS, Down: the node's",
-            "deviceplugin.mps=auto",
-        ),
-        (plant_closed_by_mps, Severity.WARNING, "GPU-n1-1 is without MPS, Down: the GPU is closed", "until the pods"),
-        (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 GPUs: NVIDIA's device plugin offers", "nodes.gpus"),
-        (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-device-plugin", "nodeSelector"),
-        (
-            plant_dra_driver,
-            Severity.NOTE,
-            "NVIDIA's DRA driver is installed: DaemonSet nvidia-dra-driver-gpu/n",
-            "nodeSelector",
-        ),
-        (
-            plant_gpushare,
-            Severity.WARNING,
-            "Deployment kube-system/gpushare-schd-extender, label gpushare of node n1, ",
-            "node by node",
-        ),
-        (plant_skew, Severity.WARNING, "clocks differ from the API server's: n1 (-90 s)", "NTP"),
-        (
-            plant_left_scheduler,
-            Severity.PROBLEM,
-            "2 pods (gpu/a, gpu/b) wait for the scheduler cardwise-scheduler, which no longer exists",
-            "kubectl delete pods -A --field-selector=spec.schedulerName=cardwise-scheduler,",
-        ),
-        (plant_renamed_scheduler, Severity.PROBLEM, "2 pods (gpu/a, gpu/b) wait for the sch", "kubectl delete pods"),
-        (
-            plant_new_control_planes,
-            Severity.PROBLEM,
-            "kube-scheduler calls the extender on node cp1, and does not on 2 nodes (cp2, cp3): while",
-            "helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values",
-        ),
-        (
-            plant_same_uuid,
-            Severity.WARNING,
-            "node n2: ExtendedResource gpu-n1-0 belongs to a GPU of node n1",
-            "compare what nvidia-smi -L prints on both nodes: where they report the same UUID",
-        ),
-        (
-            plant_no_rights,
-            Severity.NOTE,
-            "could not read 2 of 23 kinds of objects, because you lack the rights: node leases, schedulers",
-            "administrator",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("plant", "level", "text", "remedy"), FAULTS)
 def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, text, remedy):
     plant(sound)
     (finding,) = troubles(sound)
