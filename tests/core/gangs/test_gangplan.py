@@ -78,71 +78,6 @@ class Many:
         return list(self._nodes)
 
 
-def of_two_claims(mem):
-    return request.parse(pod(containers=[container("a", gpu_count=1), container("b", gpu_mem=mem)]))
-
-
-@pytest.mark.parametrize("policy", ["binpack", "spread"])
-@pytest.mark.parametrize("known", [True, False])
-def test_members_with_several_card_requests_search_a_limited_number_of_nodes(monkeypatch, policy, known):
-    """Each node is a separate search under the lock. The emptiest nodes are among the searched ones."""
-    monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 40)
-    nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
-    searched = []
-    fit = searching.fit_request
-
-    def counted(node, *arguments):
-        searched.append(node.name)
-        return fit(node, *arguments)
-
-    monkeypatch.setattr(searching, "fit_request", counted)
-    some = [of_two_claims(mem) for mem in (8000, 8001)]
-    vacant = ShapeCapacity(dict.fromkeys(nodes, 1) | {"n000": 2})
-    terms = Terms(policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
-    members = [
-        Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i, pod_request in enumerate(some)
-    ]
-    ledger = ledger_with_free(**nodes)
-    planned = gangplan.plan(ledger, Many(nodes), members[:1], terms)
-    assert isinstance(planned, Planned)
-    assert planned.nodes == {"u0": "n000"}
-    searched.clear()
-    assert isinstance(gangplan.plan(ledger, Many(nodes), members, terms), Unplanned)
-    assert len(searched) < 60
-
-
-def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
-    monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 10)
-    nodes = {f"n{i:03}": [P100, P100] for i in range(100)}
-    pod_request, terms = of_two_claims(9000), Terms(policy="binpack")
-    members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(60)]
-    planned = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
-    assert isinstance(planned, Planned)
-    assert len(set(planned.nodes.values())) == 60
-
-
-def test_reasons_are_not_searched_for_members_with_several_card_requests(monkeypatch):
-    """Finding the reason would cost more than the search, and use up its effort."""
-    calls = []
-    monkeypatch.setattr(searching, "refusal_reason", lambda *arguments: calls.append(arguments))
-    nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
-    members = [Member(uid="u", name="p", request=of_two_claims(9000), load=Load(1, 1, 1))]
-    terms = Terms(policy="binpack")
-    assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms), Unplanned)
-    assert calls == []
-
-
-def of_card_requests(count, mem=100):
-    """A request with this number of card requests, also more than a pod may have. Each is for two cards, so that no two
-    are merged.
-    """
-    return PodRequest(
-        containers=tuple(
-            ContainerRequest(key=f"c{i}", name=f"c{i}", cards=2, mem=MiB(2 * (mem + i))) for i in range(count)
-        )
-    )
-
-
 def members_of(*requests, shape=""):
     return [
         Member(uid=f"u{i}", name=f"p{i}", shape=shape and f"{shape}{i}", request=pod_request, load=Load(1, 1, 1))
@@ -162,6 +97,60 @@ def searches(monkeypatch):
 
     monkeypatch.setattr(searching, "fit_request", counted)
     return searched
+
+
+def of_two_claims(mem):
+    return request.parse(pod(containers=[container("a", gpu_count=1), container("b", gpu_mem=mem)]))
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("known", [True, False])
+def test_members_with_several_card_requests_search_a_limited_number_of_nodes(monkeypatch, searches, policy, known):
+    """Each node is a separate search under the lock. The emptiest nodes are among the searched ones."""
+    monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 40)
+    nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
+    members = members_of(*(of_two_claims(mem) for mem in (8000, 8001)))
+    vacant = ShapeCapacity(dict.fromkeys(nodes, 1) | {"n000": 2})
+    terms = Terms(policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
+    ledger = ledger_with_free(**nodes)
+    planned = gangplan.plan(ledger, Many(nodes), members[:1], terms)
+    assert isinstance(planned, Planned)
+    assert planned.nodes == {"u0": "n000"}
+    searches.clear()
+    assert isinstance(gangplan.plan(ledger, Many(nodes), members, terms), Unplanned)
+    assert len(searches) < 60
+
+
+def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
+    monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 10)
+    nodes = {f"n{i:03}": [P100, P100] for i in range(100)}
+    pod_request, terms = of_two_claims(9000), Terms(policy="binpack")
+    members = members_of(*[pod_request] * 60)
+    planned = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
+    assert isinstance(planned, Planned)
+    assert len(set(planned.nodes.values())) == 60
+
+
+def test_reasons_are_not_searched_for_members_with_several_card_requests(monkeypatch):
+    """Finding the reason would cost more than the search, and use up its effort."""
+    calls = []
+    monkeypatch.setattr(searching, "refusal_reason", lambda *arguments: calls.append(arguments))
+    nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
+    members = members_of(of_two_claims(9000))
+    terms = Terms(policy="binpack")
+    assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms), Unplanned)
+    assert calls == []
+
+
+def of_card_requests(count, mem=100):
+    """A request with this number of card requests, also more than a pod may have. Each is for two cards, so that no two
+    are merged.
+    """
+    return PodRequest(
+        containers=tuple(
+            ContainerRequest(key=f"c{i}", name=f"c{i}", cards=2, mem=MiB(2 * (mem + i))) for i in range(count)
+        )
+    )
 
 
 def plan_with_pace(ledger, members, searches, nodes=None, **terms):

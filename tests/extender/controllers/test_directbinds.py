@@ -10,27 +10,18 @@ from cardwise.kube import paths
 from extender.controllers.directbinds import DirectBindController
 from extender.records.podinfo import PodRecord
 from tests.build import P100, asking, container, shares
+from tests.extender.controllers.deletingcluster import PODS, DeletingCluster
 from tests.extender.gangcluster import member
-from tests.extender.states import as_pod, make_state, with_cards
-from tests.fakes.apiserver import ApiServer, Fault
-from tests.fakes.clock import FakeClock
-from tests.fakes.events import Events
+from tests.extender.states import as_pod, with_cards
+from tests.fakes.apiserver import Fault
 
-PODS = paths.pods("default")
 LEGACY = {names.IDX: "0", names.POD_MEM: "100", names.DEV_MEM: str(P100), names.ASSIGNED: "false"}
 RUNNING, WAITING = {"running": {}}, {"waiting": {"reason": "CreateContainerConfigError"}}
 
 
-class World:
+class World(DeletingCluster):
     def __init__(self):
-        self.clock = FakeClock()
-        self.api = ApiServer(self.clock)
-        self.state = with_cards(make_state(self.clock), n1=1)
-        self.leads = True
-        self.events = Events()
-        self.unplaced = DirectBindController(
-            self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
-        )
+        super().__init__(DirectBindController, cards=1)
 
     def add_pod(self, name="p", pod=None, *, node="n1", annotations=None, statuses=(), phase="Pending"):
         pod = pod or asking(name, gpu_mem=100)
@@ -46,18 +37,6 @@ class World:
             self.state.set_pod(known)
         else:
             self.state.set_other_pod(f"default/{name}", known)
-
-    def step(self, rounds=8):
-        for _ in range(rounds):
-            self.unplaced.step()
-            self.clock.advance(1.0)
-
-    def remaining_pods(self):
-        return sorted(pod["metadata"]["name"] for pod in self.api.all(PODS) if not going(pod))
-
-
-def going(pod):
-    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 @pytest.fixture
@@ -183,10 +162,10 @@ def test_a_slow_one_keeps_others_of_the_thread_waiting_for_a_moment_only(world):
     for i in range(10):
         world.add_pod(f"p{i}")
     world.api.before_request(lambda _: world.clock.advance(1.0), "get", times=math.inf)
-    world.unplaced.step()
+    world.controller.step()
     world.clock.advance(3.0)
     began = world.clock.now()
-    world.unplaced.step()
+    world.controller.step()
     assert world.clock.now() - began <= 4.0
     world.step(20)
     assert world.remaining_pods() == []

@@ -9,25 +9,16 @@ from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.controllers.overcommit import OvercommitController
 from tests.build import P100, asking, extended_resource, reported_share
-from tests.extender.states import as_card, as_pod, make_state, with_cards
-from tests.fakes.apiserver import ApiServer, Fault
-from tests.fakes.clock import FakeClock
-from tests.fakes.events import Events
+from tests.extender.controllers.deletingcluster import PODS, DeletingCluster
+from tests.extender.states import as_card, as_pod
+from tests.fakes.apiserver import Fault
 
 CARD = "GPU-n1-0"
-PODS = paths.pods("default")
 
 
-class World:
+class World(DeletingCluster):
     def __init__(self):
-        self.clock = FakeClock()
-        self.api = ApiServer(self.clock)
-        self.state = with_cards(make_state(self.clock), n1=2)
-        self.leads = True
-        self.events = Events()
-        self.overfull = OvercommitController(
-            self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
-        )
+        super().__init__(OvercommitController, cards=2)
 
     def add_pod(
         self,
@@ -56,21 +47,8 @@ class World:
         if seen:
             self.see(name)
 
-    def step(self):
-        """Run the controller until all suspected nodes were checked."""
-        for _ in range(4):
-            self.overfull.step()
-            self.clock.advance(1.0)
-
     def see(self, name):
         self.state.set_pod(as_pod(self.api.get(f"{PODS}/{name}")))
-
-    def remaining_pods(self):
-        return sorted(pod["metadata"]["name"] for pod in self.api.all(PODS) if not going(pod))
-
-
-def going(pod):
-    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 @pytest.fixture
@@ -173,7 +151,7 @@ def test_what_fails_is_tried_again_less_and_less_often(twice, fault):
 
 
 def test_a_pod_that_started_just_after_the_suspicion_stays(twice):
-    twice.overfull.step()
+    twice.controller.step()
     twice.api.edit(f"{PODS}/late", metadata={"annotations": {names.ASSIGNED: "true"}})
     twice.step()
     assert twice.remaining_pods() == ["late"]
@@ -186,12 +164,12 @@ def test_an_odd_time_of_another_scheduler_keeps_nothing_from_being_mended(twice)
 
 
 def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
-    look = twice.overfull._check_node
-    monkeypatch.setattr(twice.overfull, "_check_node", lambda node: look(node) if node == "n1" else {}["odd"])
+    look = twice.controller._check_node
+    monkeypatch.setattr(twice.controller, "_check_node", lambda node: look(node) if node == "n1" else {}["odd"])
     monkeypatch.setattr(twice.state, "take_overcommitted_nodes", lambda: {"n0", "n1"})
     twice.step()
     assert twice.remaining_pods() == ["early"]
-    assert set(twice.overfull._check_times) >= {"n0"}, "and it is looked at again"
+    assert set(twice.controller._check_times) >= {"n0"}, "and it is looked at again"
 
 
 @pytest.mark.parametrize("address", [("", ""), ("default", "?limit=1"), ("default", "x/../../../../../version")])

@@ -71,6 +71,15 @@ class World:
             assert sum(elector.is_leader for elector in electors) <= 1
             self.now += step
 
+    def wait_until_leads(self, elector: LeaderElector, *others: LeaderElector, step: float = 0.25) -> float:
+        """Let the elector alone act until it leads, beside none of the others. Returns the seconds."""
+        began = self.now
+        while not elector.is_leader:
+            self.now += step
+            elector.step()
+            assert not (elector.is_leader and any(other.is_leader for other in others))
+        return self.now - began
+
     # The faults from now on, until the rule ends.
 
     def unheard(self, verb: str = "") -> Rule:

@@ -66,12 +66,7 @@ def test_wait_starts_when_the_response_arrives(world: World):
 
     world.api.before_request(lambda _: held_up())
     b.step()
-    came = world.now
-    while not b.is_leader:
-        world.now += 0.25
-        b.step()
-        assert not (a.is_leader and b.is_leader)
-    assert world.now - came >= DURATION
+    assert world.wait_until_leads(b, a) >= DURATION
 
 
 def test_a_longer_duration_of_the_holder_is_respected(world: World):
@@ -185,12 +180,7 @@ def test_earlier_process_with_the_same_identity_is_waited_for(world: World):
     held = world.spec
     again = world.elector("a")
     again.step()
-    seen = world.now
-    while not again.is_leader:
-        world.now += 0.25
-        again.step()
-        assert not (again.is_leader and a.is_leader)
-    assert world.now - seen >= DURATION
+    assert world.wait_until_leads(again, a) >= DURATION
     # As in Kubernetes, the same holder continues.
     assert (world.spec["acquireTime"], world.spec["leaseTransitions"]) == (held["acquireTime"], 5)
 
@@ -229,12 +219,7 @@ def test_restored_release_is_waited_for(world: World, seen: str):
     if seen == "led":
         b.step()
     world.put_lease(spec=backup["spec"], annotations=backup["metadata"].get("annotations", {}))
-    put_back = world.now
-    while not b.is_leader:
-        world.now += 0.25
-        b.step()
-        assert not (a.is_leader and b.is_leader)
-    assert world.now - put_back >= DURATION
+    assert world.wait_until_leads(b, a) >= DURATION
     assert not b.is_successor
 
 
@@ -282,10 +267,7 @@ def test_lease_with_a_removed_holder_is_waited_for(world: World):
     a, b = leading(world), world.elector("b")
     b.step()
     world.put_lease(world.spec | {"holderIdentity": ""})
-    while not b.is_leader:
-        world.now += 0.25
-        b.step()
-        assert not (a.is_leader and b.is_leader)
+    world.wait_until_leads(b, a)
 
 
 @pytest.mark.parametrize("days", [-1, 1])
