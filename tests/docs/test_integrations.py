@@ -14,7 +14,7 @@ from cardwise.core.values.quantity import MiB
 from tests.build import resource_class
 from tests.helm.conftest import helm  # noqa: F401 - a fixture
 from tests.helm.rendering import CHART, GIVEN
-from tests.webhook.cluster.test_offers import offers, with_cards
+from tests.webhook.nodeoffers import offers, with_cards
 from tests.webhook.reviews import Known, body, resource_classes
 from webhook.cluster.cards import CardSizes
 from webhook.pods.context import WebhookSettings

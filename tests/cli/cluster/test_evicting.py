@@ -14,7 +14,7 @@ from cardwise.core.placement.holding import Holding
 from tests.build import Assignment
 from tests.cli import clusters
 from tests.cli.clusters import Cluster
-from tests.cli.commands.test_defrag import NOW, SPREADING, cluster, objects, run, running, three, with_controller
+from tests.cli.defragcluster import NOW, SPREADING, cluster, objects, run, running, three, with_controller
 from tests.cli.evictioncluster import Cards
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock

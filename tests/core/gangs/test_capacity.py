@@ -8,8 +8,7 @@ from cardwise.core.gangs.capacity import Capacities, MemberShape
 from cardwise.core.values.quantity import MiB
 from extender.cache.nodeload import NodeLoads
 from extender.records.nodeinfo import NodeRecord
-from tests.build import P100
-from tests.core.placement.test_placement_limits import ledger_with_free
+from tests.build import P100, ledger_with_free
 
 NODES = [f"n{i:03}" for i in range(300)]
 

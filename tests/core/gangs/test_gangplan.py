@@ -13,9 +13,8 @@ from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement, searching
 from cardwise.core.values.quantity import MiB
-from tests.build import P100, container, pod
+from tests.build import P100, container, ledger_with_free, pod
 from tests.core.placement.placing import K80, V100, typed_ledger
-from tests.core.placement.test_placement_limits import ledger_with_free
 from tests.theory import theory_of
 
 NODES = {"n1": [P100 // 2, 0], "n2": [P100, P100]}

@@ -16,36 +16,16 @@ from cardwise.kube import paths
 from cardwise.runtime.http import httpcalls
 from extender.__main__ import main
 from extender.api import verbs
-from extender.api.app import AppComponents, create_app
-from extender.api.metrics import GaugeReaders, Metrics
-from extender.api.verbs import AnswerSettings
-from extender.binding.binder import Binder
+from extender.api.app import create_app
+from extender.api.metrics import GaugeReaders
 from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.leadership.leadership import Denial, Leadership
 from tests.build import P100, asking
 from tests.examples import examples
-from tests.extender.states import make_state, with_cards
+from tests.extender.api.serverparts import POD, parts
+from tests.extender.states import with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
-
-POD = asking("p", gpu_mem=8138)
-
-
-def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=dict):
-    clock = clock or FakeClock()
-    api = ApiServer(clock)
-    api.write_object(paths.pods(), POD)
-    state = with_cards(make_state(clock), n1=2)
-    return AppComponents(
-        state=state,
-        binder=Binder(api.client(), state, policy="binpack", seconds=5, clock=clock),
-        metrics=Metrics(CollectorRegistry(), clock),
-        preferences=AnswerSettings(policy="binpack", one_best_node=True),
-        unsynced_lists=lambda: list(missing),
-        outdated_watches=outdated,
-        disconnected_seconds=disconnected,
-        leadership=leadership or Leadership(),
-    )
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from extender.api.app import create_app
 from extender.api.verbs import AnswerSettings
 from extender.records.wire import FilterArgs
 from tests.build import P100, asking
-from tests.extender.api.test_app import parts
+from tests.extender.api.serverparts import parts
 from tests.extender.states import as_pod, bound, free, make_state, with_cards
 from tests.fakes.clock import FakeClock
 

@@ -27,7 +27,7 @@ from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.build import P100, asking, budget, extended_resource
 from tests.extender import nominationcluster
-from tests.extender.api.test_app import parts
+from tests.extender.api.serverparts import parts
 from tests.extender.states import as_card, as_pod, as_quota, bound, looks_slowly, make_state, on_victim_search
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock

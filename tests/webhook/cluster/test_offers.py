@@ -5,23 +5,13 @@ from typing import Any
 
 from cardwise.core.api import names
 from tests import build
+from tests.webhook.nodeoffers import offers, required, with_cards
 from webhook.cluster.offers import NodeOffer, NodeOffers, project
 
 
 def node(name: str, labels: dict[str, str] | None = None, **capacity: str) -> bytes:
     status = {"capacity": {key.replace("__", "/").replace("_", "-"): text for key, text in capacity.items()}}
     return json.dumps(build.node(name, labels=labels, status=status)).encode()
-
-
-def with_cards(**labels: str) -> NodeOffer:
-    return NodeOffer(frozenset({names.SHARE, names.GPU_MEM}), labels)
-
-
-def offers(**nodes: NodeOffer) -> NodeOffers:
-    node_offers = NodeOffers()
-    for name, offer in nodes.items():
-        node_offers.on_change(name, None, offer)
-    return node_offers
 
 
 def test_offered_gpu_resources_above_zero_are_kept() -> None:
@@ -51,12 +41,6 @@ def test_selector_is_compared_with_nodes_with_cards() -> None:
     node_offers.on_delete("n1", with_cards())
     node_offers.on_delete("n2", with_cards())
     assert node_offers.unmatched_entries({"zone": "c"}) == (), "there may be no node at all yet"
-
-
-def required(*zones: str) -> dict[str, Any]:
-    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": list(zones)}]}]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {"affinity": {"nodeAffinity": required}}
 
 
 def test_nodes_that_match_selector_and_affinity() -> None:

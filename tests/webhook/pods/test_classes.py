@@ -11,6 +11,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.build import resource_class
+from tests.webhook.classpods import K80, P100, pod
 from tests.webhook.reviews import (
     Known,
     mutate_object,
@@ -25,7 +26,6 @@ from webhook.cluster.cards import CardSizes
 from webhook.cluster.namespaces import Defaults
 from webhook.pods.context import WebhookSettings
 
-K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
 K80_KEY, P100_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, P100, "k80-half"))
 CLASSES = resource_classes(
     resource_class(K80),
@@ -39,15 +39,6 @@ KNOWN = Known(
     cards_of={K80: CardSizes(MiB(11441), 2), P100: CardSizes(MiB(16276), 1), "k80-half": CardSizes(MiB(11441), 2)},
 )
 TAKE = WebhookSettings(nvidia_gpu="take")
-
-
-def pod(limits: Json, *others: Json, annotations: dict[str, str] | None = None) -> Json:
-    """A pod as the API server sends it: missing requests are set to the limits."""
-    containers = [
-        {"name": f"c{i}", "resources": {"limits": dict(listed), "requests": dict(listed)} if listed else {}}
-        for i, listed in enumerate((limits, *others))
-    ]
-    return build.pod(containers=containers, annotations=annotations)
 
 
 def after_mutation(pod: Json, settings: WebhookSettings | None = None) -> Json:

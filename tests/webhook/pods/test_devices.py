@@ -9,7 +9,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.build import binding, resource_class
-from tests.webhook.pods.test_classes import pod
+from tests.webhook.classpods import pod
 from tests.webhook.reviews import (
     Known,
     mutate_object,

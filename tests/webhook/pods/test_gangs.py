@@ -14,7 +14,7 @@ from cardwise.core.gangs.gangs import ForeignPodGroup, Membership
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.build import resource_class
-from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
+from tests.webhook.anypods import CLASSES, PODS
 from tests.webhook.reviews import (
     Known,
     mutate_object,

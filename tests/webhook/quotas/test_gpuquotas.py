@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests.build import gpu_quota, resource_class
-from tests.webhook.pods.test_classes import K80, P100, pod
+from tests.webhook.classpods import K80, P100, pod
 from tests.webhook.reviews import Known, on_validate, resource_classes
 from tests.webhook.rewriting import mutate
 from tests.working import work

@@ -9,7 +9,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.build import gpu_quota, limit_range, resource_class, resource_quota
-from tests.webhook.cluster.test_offers import offers, required, with_cards
+from tests.webhook.nodeoffers import offers, required, with_cards
 from tests.webhook.reviews import Known, on_advise, on_mutate, on_validate, patched, resource_classes
 from tests.working import work
 from webhook.cluster import gpuquotas

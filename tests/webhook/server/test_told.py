@@ -16,7 +16,7 @@ from cardwise.kube import errors
 from tests import build
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
-from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
+from tests.webhook.anypods import CLASSES, PODS
 from tests.webhook.reviews import Known, body, mutate_object_twice, paths_of
 from webhook.cluster.namespaces import Defaults
 from webhook.cluster.offers import NodeOffer, NodeOffers
