@@ -14,7 +14,7 @@ from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cluster import Cluster
 from tests.cluster.processes import wait_for
-from tests.integration.admission.test_admission import Api, cards_without_node
+from tests.integration.admission.api import Api, cards_without_node
 from tests.integration.sharing import flags
 from tests.integration.since import since
 

@@ -14,7 +14,7 @@ from tests import build
 from tests.cluster import Cluster, binaries, processes, versions
 from tests.cluster.parts import CHART, GIVEN
 from tests.cluster.processes import wait_for
-from tests.integration.admission.test_admission import EXTENDER, Api
+from tests.integration.admission.api import EXTENDER, Api
 
 pytestmark = [pytest.mark.cluster("sim")]
 

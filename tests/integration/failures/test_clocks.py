@@ -20,7 +20,7 @@ from tests.build import P100
 from tests.cluster import Cluster
 from tests.cluster.processes import Process
 from tests.integration.conftest import spaces
-from tests.integration.failures.test_failover import Load, Rules, freezes
+from tests.integration.failures.load import Load, Rules, freezes
 from tests.integration.replicas import Pair, ready, two_extenders, webhooks
 from tests.integration.sharing import Space, workload
 from tests.runtime.tls import certificates

@@ -15,7 +15,7 @@ from tests.cluster import Cluster
 from tests.cluster.controlplane import APISERVER, ETCD
 from tests.cluster.processes import PATIENCE
 from tests.integration.conftest import spaces
-from tests.integration.failures.test_failover import Load, Rules
+from tests.integration.failures.load import Load, Rules
 from tests.integration.gangpods import bound
 from tests.integration.sharing import Space, inspect, workload
 

@@ -20,7 +20,7 @@ from extender.records.podref import PodRef
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, Process
 from tests.integration.conftest import spaces
-from tests.integration.failures.test_failover import Load, Rules
+from tests.integration.failures.load import Load, Rules
 from tests.integration.replicas import Pair, two_extenders
 from tests.integration.sharing import Space, workload
 

@@ -10,7 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cluster.cards import TestCard
-from tests.integration.admission.test_admission import Api
+from tests.integration.admission.api import Api
 from tests.integration.commands import cardwise
 from tests.integration.sharing import Space, deployment, workload
 
