@@ -190,6 +190,21 @@ def big_lock_holds(nodes: int, pods: int, runs: int, only: str) -> None:
 
 
 @main.command()
+@click.argument("commit")
+@click.option("--nodes", default=5000)
+@click.option("--pods", default=60_000)
+@click.option("--calls", default=1000, help="Calls of filter and of preempt.")
+@click.option("--seconds", default=60.0, help="How long filter is called beside gangs.")
+@click.option("--commits", default=10_000, help="Pods that are created and bound.")
+@click.option("--turns", default=3)
+def compare(commit: str, **counts: int) -> None:
+    """The extender of an earlier COMMIT and of this checkout, in turns: filter, gangs, preempt, memory, the lock."""
+    from bench import compare as bench  # noqa: PLC0415
+
+    _print(bench.run(commit, **counts))
+
+
+@main.command()
 @click.option("--nodes", default=100)
 @click.option("--gangs", default=100)
 @click.option("--size", default=8, help="Members of each gang.")

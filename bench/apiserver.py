@@ -1,7 +1,8 @@
 """An API server with a synthetic cluster, in its own process, so that its work is not counted as the extender's work.
 
 The server handles only the requests of the extender: lists in pages, creation of objects, patches of statuses,
-bindings, and watches of these changes.
+bindings, and watches of these changes; deletions of pods, and `POST /expire-watches`, which ends all watches with the
+status 410, so that their clients list all objects again.
 
 Usage: `python -m bench.apiserver NODES PODS CLASSES PORT-FILE [--fresh]`
 """
@@ -14,10 +15,17 @@ import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from bench.synthetic import RUNNING, Scale, SyntheticCluster
 from cardwise.core.values.decoded import Json
+
+_FIRST_VERSION: Final = 10  # the resourceVersion of the first event
+_EXPIRED: Final = (
+    b'{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410,'
+    b'"message":"too old resource version"}}\n'
+)
 
 
 class ObjectStore:
@@ -32,6 +40,7 @@ class ObjectStore:
             self._objects[decoded["metadata"]["name"]] = text
             self._on_node.setdefault(spec.get("nodeName") or spec.get("node", ""), []).append(text)
         self._changed = threading.Condition()
+        self.expired_count = 0  # how many times the watches have expired
         self._events: list[bytes] = []
 
     def page(self, start: int, limit: int) -> tuple[list[bytes], bool]:
@@ -46,14 +55,23 @@ class ObjectStore:
         names = selector.partition("(")[2].rstrip(")") or selector.partition("=")[2]
         return [text for name in names.split(",") for text in self._on_node.get(name, ())]
 
-    def event_count(self) -> int:
-        """The number of watch events so far."""
-        return len(self._events)
-
-    def wait_for_events(self, start: int, seconds: float) -> list[bytes]:
-        """The watch events from index `start` on. Waits up to `seconds` for the first event."""
+    def expire_watches(self) -> None:
+        """End all watches with the status 410."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._events) > start, seconds)
+            self.expired_count += 1
+            self._changed.notify_all()
+
+    def version(self) -> int:
+        """The resourceVersion of the last event."""
+        return len(self._events) + _FIRST_VERSION - 1
+
+    def wait_for_events(self, version: int, seconds: float) -> list[bytes]:
+        """The watch events after this resourceVersion. Waits up to `seconds` for the first event, or until the watches
+        expire.
+        """
+        with self._changed:
+            expired, start = self.expired_count, version - _FIRST_VERSION + 1
+            self._changed.wait_for(lambda: len(self._events) > start or self.expired_count > expired, seconds)
             return self._events[start:]
 
     def get(self, name: str) -> Json | None:
@@ -63,11 +81,25 @@ class ObjectStore:
         decoded: Json | None = json.loads(text) if text else None
         return decoded
 
+    def delete(self, name: str) -> None:
+        """Delete an object, if it exists, and record the watch event."""
+        with self._changed:
+            text = self._objects.pop(name, None)
+            if text is not None:
+                deleted = json.loads(text)
+                deleted["metadata"]["resourceVersion"] = self._next_version()
+                self._events.append(json.dumps({"type": "DELETED", "object": deleted}).encode() + b"\n")
+                self._changed.notify_all()
+
+    def _next_version(self) -> str:
+        """The resourceVersion of the next event."""
+        return str(len(self._events) + _FIRST_VERSION)
+
     def write(self, desired: Json) -> Json:
         """Create or replace an object, and record the watch event. Returns it with uid and resourceVersion."""
         with self._changed:
             metadata = {"uid": desired["metadata"]["name"]} | desired["metadata"]
-            metadata["resourceVersion"] = str(len(self._events) + 10)
+            metadata["resourceVersion"] = self._next_version()
             stored = desired | {"metadata": metadata}
             event_type = "MODIFIED" if metadata["name"] in self._objects else "ADDED"
             self._objects[metadata["name"]] = json.dumps(stored).encode()
@@ -92,26 +124,47 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self._watch(store, float(query.get("timeoutSeconds", "60")))
+            version = int(query.get("resourceVersion") or store.version())
+            self._watch(store, version, float(query.get("timeoutSeconds", "60")))
         else:
-            start, limit = int(query.get("continue", 0)), int(query.get("limit", 0))
+            position, _, version_text = query.get("continue", "0").partition(".")
+            version = int(version_text or store.version())  # all pages have the version of the first page
+            start, limit = int(position), int(query.get("limit", 0))
             selector = query.get("fieldSelector") or query.get("labelSelector")
             objects, has_more = (store.objects_on_nodes(selector), False) if selector else store.page(start, limit)
-            token = json.dumps(str(start + limit) if has_more else "").encode()
+            token = json.dumps(f"{start + limit}.{version}" if has_more else "").encode()
             listed = b",".join(objects)
-            self._respond(200, b'{"metadata":{"resourceVersion":"5","continue":%s},"items":[%s]}' % (token, listed))
+            self._respond(
+                200, b'{"metadata":{"resourceVersion":"%d","continue":%s},"items":[%s]}' % (version, token, listed)
+            )
 
-    def _watch(self, store: ObjectStore, seconds: float) -> None:
-        sent, deadline = store.event_count(), time.monotonic() + seconds
-        while (remaining := deadline - time.monotonic()) > 0:
-            for event in store.wait_for_events(sent, remaining):
-                sent += 1
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
-                self.wfile.flush()
+    def _watch(self, store: ObjectStore, version: int, seconds: float) -> None:
+        deadline, expired = time.monotonic() + seconds, store.expired_count
+        while (remaining := deadline - time.monotonic()) > 0 and store.expired_count == expired:
+            for event in store.wait_for_events(version, remaining):
+                version += 1
+                self._write_event(event)
+        if store.expired_count != expired:
+            self._write_event(_EXPIRED)
         self.wfile.write(b"0\r\n\r\n")
+
+    def _write_event(self, event: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
+        self.wfile.flush()
+
+    def do_DELETE(self) -> None:
+        self._body()
+        *_, kind, name = self.path.partition("?")[0].split("/")
+        self.stores[kind].delete(name)
+        self._respond(200, b"{}")
 
     def do_POST(self) -> None:
         body = self._body()
+        if self.path == "/expire-watches":
+            for store in self.stores.values():
+                store.expire_watches()
+            self._respond(200, b"{}")
+            return
         *_, name, last = self.path.partition("?")[0].split("/")
         if last == "binding":
             pods = self.stores["pods"]

@@ -80,26 +80,36 @@ def synthetic_api_server(nodes: int, pods: int, classes: int = 0, *, fresh: bool
 
 
 @contextlib.contextmanager
-def compiled_environment() -> Iterator[dict[str, str]]:
-    """Environment variables with which Python finds the extender's modules already compiled, as in an image."""
+def compiled_environment(code: Path = ROOT) -> Iterator[dict[str, str]]:
+    """Environment variables with which Python finds the extender's modules already compiled, as in an image.
+
+    code: the checkout of the extender.
+    """
     with tempfile.TemporaryDirectory(prefix="cardwise-bench-") as directory:
         env = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         env["PYTHONPYCACHEPREFIX"] = directory
         imports = "import extender.__main__, kubernetes.config, kubernetes.client; kubernetes.client.Configuration()"
-        subprocess.run([sys.executable, "-c", imports], cwd=ROOT, env=env, check=True)
+        subprocess.run([sys.executable, "-c", imports], cwd=code, env=env, check=True)
         yield env
 
 
 @contextlib.contextmanager
 def run_extender(
-    kubeconfig: Path, *options: str, env: dict[str, str] | None = None, tls: Path | None = None, code: Path = ROOT
+    kubeconfig: Path,
+    *options: str,
+    env: dict[str, str] | None = None,
+    tls: Path | None = None,
+    code: Path = ROOT,
+    lock_holds: Path | None = None,
 ) -> Iterator[ExtenderProcess]:
     """Run the extender of the checkout `code` until the block ends. The extender is ready when the block starts.
 
     tls: a folder for its certificates, for mutual TLS; None for plain HTTP.
+    lock_holds: a file for long holds of the state lock (`lockprobe`); None: they are not measured.
     """
+    program = ["-m", "extender"] if lock_holds is None else [str(ROOT / "bench/lockprobe.py"), str(lock_holds)]
     port, metrics = ports.free(2)
-    arguments = [sys.executable, "-m", "extender", "--kubeconfig", str(kubeconfig), "--no-lease"]
+    arguments = [sys.executable, *program, "--kubeconfig", str(kubeconfig), "--no-lease"]
     arguments += ["--plain-http"] if tls is None else ["--tls-dir", str(tls)]
     arguments += ["--bind", f"127.0.0.1:{port}", "--metrics-bind", f"127.0.0.1:{metrics}", "--log-level", "warning"]
     start = time.monotonic()

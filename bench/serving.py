@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import yaml
@@ -170,15 +171,19 @@ def measure_pod(nodes: int, calls: int) -> list[Row]:
     return [*rows, Row(f"a pod of {calls}, from its creation to Running", {"CPU": f"{cpu / calls * 1000:.2f} ms"})]
 
 
-def measure_memory(nodes: int, pods: int) -> list[Row]:
-    """Measure the time from the start of the extender's process until it is ready, and its memory then."""
+def measure_memory(nodes: int, pods: int, *, code: Path = processes.ROOT, label: str = "") -> list[Row]:
+    """Measure the time from the start of the extender's process until it is ready, and its memory then.
+
+    code: the checkout of the extender.
+    label: added to the row's label.
+    """
     with (
-        processes.compiled_environment() as env,
+        processes.compiled_environment(code) as env,
         processes.synthetic_api_server(nodes, pods) as kubeconfig,
-        processes.run_extender(kubeconfig, env=env) as extender,
+        processes.run_extender(kubeconfig, env=env, code=code) as extender,
     ):
         cpu = extender.cpu_seconds()  # the CPU time of the serving process; its parent process did the imports
         now, peak = extender.rss_mib()
         cells = {"ready after": f"{extender.ready_seconds:.2f} s", "CPU of the lists": f"{cpu:.2f} s"}
         cells |= {"RSS": f"{now:.0f} MiB", "peak": f"{peak:.0f} MiB"}
-    return [Row(f"start and memory, {nodes} nodes x 8 cards, {pods} pods", cells)]
+    return [Row(f"start and memory, {nodes} nodes x 8 cards, {pods} pods{label and f': {label}'}", cells)]

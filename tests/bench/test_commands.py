@@ -31,6 +31,10 @@ RUNS = {
         ["big-lock-holds", "--nodes=120", "--pods=1440", "--runs=1"],
         ["longest hold: a gang of 16 sizes", "longest hold: preemption on a node"],
     ),
+    "compare": (
+        ["compare", "HEAD", *TINY, "--calls=2", "--seconds=1", "--commits=8", "--turns=1"],
+        ["filter alone: HEAD", "filter beside gangs of 100", "gang of 100 until it is planned", "commits: HEAD"],
+    ),
     "scrape": (["scrape", *TINY, "--calls=2"], ["scrape of the extender"]),
     "agent": (["agent", "--seconds=1", "--probes=2"], ["share agent", "a probe"]),
     "placement": (["placement", "--seeds=1", "--processes=1"], ["tiny, binpack", "tiny, priced"]),
