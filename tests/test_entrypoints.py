@@ -22,6 +22,7 @@ WITH_HELP = (
 IMPORTED = (
     "bench.apiserver",
     "bench.connections",
+    "bench.lockprobe",
     "docs.pictures.draw",
     "docs.pictures.record",
     "release.agentroot",
