@@ -176,7 +176,7 @@ def _plan_gangs(
             api.create(_PODS, manifest)
         start = time.monotonic()
         while not json.loads(caller.post("filter", _filter_body(members[0], nodes))[1]).get("NodeNames"):
-            if is_over() or time.monotonic() - start > _PLAN_SECONDS:
+            if (plans and is_over()) or time.monotonic() - start > _PLAN_SECONDS:
                 break
             time.sleep(0.005)
         else:
@@ -191,7 +191,8 @@ def _measure_beside_gangs(
     label: str, extender: processes.ExtenderProcess, api: _ApiClient, nodes: int, seconds: float
 ) -> list[Row]:
     body, rng, uids = _names(nodes), random.Random(8), (f"beside-{i}" for i in itertools.count())
-    deadline = time.monotonic() + seconds
+    start = time.monotonic()
+    deadline = start + seconds
     plans: list[float] = []
     thread = threading.Thread(
         target=_plan_gangs, args=(extender, api, body, lambda: time.monotonic() >= deadline, plans)
@@ -205,7 +206,7 @@ def _measure_beside_gangs(
     if not plans:
         raise RuntimeError(f"{label}: no gang was planned")
     plan_row = timing.latency(f"gang of {_GANG_SIZE} until it is planned: {label}", plans)
-    plan_row.cells["gangs/s"] = f"{len(plans) / seconds:.2f}"
+    plan_row.cells["gangs/s"] = f"{len(plans) / (time.monotonic() - start):.2f}"
     return [timing.latency(f"filter beside gangs of {_GANG_SIZE}: {label}", durations), plan_row]
 
 
@@ -278,6 +279,6 @@ def _measure_commits(label: str, cluster: _Measured, nodes: int, commits: int) -
         cells |= {"most CPU": f"{max(hold.cpu for hold in samples) * 1000:.2f} ms"}
         cells |= {"above 2 ms": str(sum(hold.wall > _GOAL_SECONDS for hold in samples))}
         # The collector can run in a thread that does not hold the lock: other threads wait for it, too.
-        where = "collector without the lock" if holder == _COLLECTOR else f"hold of the lock, {holder}"
-        rows.append(Row(f"{where}: {label}", cells))
+        name = "collector without the lock" if holder == _COLLECTOR else f"hold of the lock, {holder}"
+        rows.append(Row(f"{name}: {label}", cells))
     return rows

@@ -16,4 +16,21 @@ Input: cards and devices of nodes, the holdings of pods, a `PodRequest`. Output:
     devices      devices other than GPUs
     mpstaints    which pods may share a card's MPS
     scored       policies that compare all nodes for the workload (a package of its own)
+
+Public seam: `Ledger`, live or as a snapshot, and the functions that read it. The extender, `explain`, `simulate` and
+`defrag` all use the engine through `ledger`, `holding`, `nodestate`, `fitting`, `placement`, `totals` and
+`scored.engine`; import contracts hold this for the command line, the simulator and defragmentation. Example, where a
+pod of 8,192 MiB would be placed; the ledger itself does not change:
+
+    >>> from cardwise.core.api.cards import Card
+    >>> from cardwise.core.api.request import ContainerRequest, PodRequest
+    >>> from cardwise.core.placement import holding, ledger, placement
+    >>> cards = ledger.Ledger()
+    >>> _ = cards.set_cards("n1", [Card(index=0, uuid="GPU-1", model="T4", mem=15360)])
+    >>> pod = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=1, mem=8192),))
+    >>> snapshot = cards.snapshot()
+    >>> assignment = placement.place(snapshot, ["n1"], pod, "binpack").assignment
+    >>> snapshot.set_holding(holding.Holding("uid-1", "default", "web", "n1", assignment))
+    >>> snapshot.node("n1").free, cards.node("n1").free
+    ([7168], [15360])
 """
