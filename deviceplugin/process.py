@@ -93,7 +93,7 @@ class NodeAgent:
         self._restored = False
         self._adoption = SharedCall(self._try_adopt, clock)
         self._adopted = False
-        self._write_problem = ""
+        self._write_problem: str | None = None
         self.grants = GrantStore(settings.state_dir / "grants", settings.core_overcommit, clock)
         nvidia = None if settings.nvidia_specs is None else cdi.NvidiaSpecs(settings.nvidia_specs)
         self._delivery = Delivery(settings.cdi_dir, nvidia)
@@ -188,7 +188,7 @@ class NodeAgent:
         node = self._inventory.node
         shutdown.wait_drained(
             node.withdraw_slots,
-            lambda: node.share_allocatable() not in ("", "0"),
+            lambda: node.share_allocatable() not in (None, "0"),
             lambda: shutdown.list_unadmitted_pods(self.pods.list_pods(), self._kubelet),
             self._clock,
         )
@@ -249,7 +249,7 @@ class NodeAgent:
             device.uuid: self._write_problem or card_access.device_problem(device, self._access) for device in devices
         }
         return self._read_card_health(cards) | {
-            uuid: Health(healthy=not problem, reason=problem) for uuid, problem in problems.items()
+            uuid: Health(healthy=not problem, reason=problem or "") for uuid, problem in problems.items()
         }
 
     def _read_card_health(self, cards: list[GpuCard]) -> dict[str, Health]:
@@ -311,7 +311,7 @@ class NodeAgent:
         self._releaser.sweep_grants(complete=not self._adopt_running_containers())
 
     def _report_write_problem(self) -> None:
-        cdi_problem = self._delivery.write_problem() if self._access is Access.CDI else ""
+        cdi_problem = self._delivery.write_problem() if self._access is Access.CDI else None
         previous, self._write_problem = self._write_problem, self.grants.problem or cdi_problem
         if previous == self._write_problem:
             return
@@ -329,25 +329,25 @@ class NodeAgent:
             )
         self._inventory.reconcile_now()
 
-    def _adopt_running_containers(self, seconds: float | None = None) -> str:
+    def _adopt_running_containers(self, seconds: float | None = None) -> str | None:
         """Restore lost grants once after the start, and write marks that an earlier process did not write.
 
         seconds: how long to wait if another thread is adding the grants already. If this thread adds the grants and the
           runtime is slow, the call takes up to `ADOPTION_SECONDS`.
 
-        Returns why running containers may have no grant yet, "" if each has a grant. Ignores containers whose
+        Returns why running containers may have no grant yet, None if each has a grant. Ignores containers whose
         assignment cannot be read.
         """
         if self._adopted:
-            return ""
+            return None
         try:
             return self._adoption.get(seconds, joins=True)
         except TimeoutError:
             return f"the container runtime at {self._settings.cri_socket}, or the disk, has not answered in time"
 
-    def _try_adopt(self) -> str:
+    def _try_adopt(self) -> str | None:
         if self._adopted:
-            return ""
+            return None
         if not self.pods.synced:
             return "the API server has not listed the pods of this node yet"
         try:
@@ -360,7 +360,7 @@ class NodeAgent:
             if pod.uid in granted:
                 self._marker.queue_mark(pod)
         self._adopted = True
-        return ""
+        return None
 
     def _adopt_missing_grants(self) -> None:
         containers_by_slot, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()

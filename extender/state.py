@@ -174,7 +174,7 @@ class State:
         """Remove a pod that was deleted. `pod`: its last record."""
         with self._lock:
             self.gangs.remove_pod(pod.uid)
-            self.gangs.set_cardless_member(pod.uid, "")
+            self.gangs.set_cardless_member(pod.uid, None)
             self._direct_binds.pop(pod.uid, None)
             self._queue.remove_pod(pod.uid)
             self._reservations.mark_deleted(pod.uid, ended=pod.ended)
@@ -197,7 +197,7 @@ class State:
         """Remove a pod of `set_other_pod`."""
         with self._lock:
             self._loads.remove_pod(key)
-            self.gangs.set_cardless_member(key, "")
+            self.gangs.set_cardless_member(key, None)
 
     def set_card(self, name: str, card: CardRecord) -> str | None:
         """Update the card from its ExtendedResource. Returns the ignored part of the report, with the reason; None if
@@ -358,7 +358,7 @@ class State:
                 self.gangs.mark_unposted(uid)
             else:
                 mps_client = request.mps_client if request is not None else COMMON
-                peer_key = request.peer_key if request is not None else ""
+                peer_key = request.peer_key if request is not None else None
                 self._reservations.assume(
                     pod, node, chosen_cards, mps_client=mps_client, epoch=epoch, peer_key=peer_key
                 )

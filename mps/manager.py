@@ -399,14 +399,14 @@ class MpsManager:
             daemon.set_unavailable(obstacle.reason)
         return obstacle is not None
 
-    def _holders_problem(self, unit: DaemonUnit) -> str:
-        """Why pods may hold the unit's cards, by a new list of the API server; "" if no pod holds them."""
+    def _holders_problem(self, unit: DaemonUnit) -> str | None:
+        """Why pods may hold the unit's cards, by a new list of the API server; None if no pod holds them."""
         query = paths.field_query("spec.nodeName", self._settings.node)
         try:
             pods = [parse_pod(msgspec.json.encode(pod)) for pod in self._client.list_objects(paths.pods(), query)]
         except errors.KubeError as error:
             return f"MPS can run again, but it is unknown which pods run without it: {error}"
-        return PODS_WITHOUT_MPS.reason if any(_holds_unit(pod, unit) for pod in pods) else ""
+        return PODS_WITHOUT_MPS.reason if any(_holds_unit(pod, unit) for pod in pods) else None
 
     def _create_daemon(self, unit: DaemonUnit) -> Daemon:
         settings = self._settings

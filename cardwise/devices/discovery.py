@@ -77,12 +77,12 @@ def _rdma_device(
         pci_address=rdma.address,
         name=rdma.name,
         properties=_without_empty(properties),
-        problem=rdma.problem or ("" if nodes else f"{rdma.name} has no uverbs node; load the module ib_uverbs"),
+        problem=rdma.problem or (None if nodes else f"{rdma.name} has no uverbs node; load the module ib_uverbs"),
     )
 
 
 def _other_pci_device(kind: str, pci: PciDevice, node_name: str, device_files: Iterable[str], dev: Path) -> OtherDevice:
-    is_vfio = pci.driver == VFIO and bool(pci.iommu_group)
+    is_vfio = pci.driver == VFIO and pci.iommu_group is not None
     return OtherDevice(
         kind=kind,
         index=0,

@@ -40,12 +40,12 @@ class PciFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRule:
-    """A rule: an entry of the file. "" matches anything; `class_code` is a prefix of a device's class."""
+    """A rule: an entry of the file. None matches anything; `class_code` is a prefix of a device's class."""
 
     kind: str
-    vendor: str = ""
-    device: str = ""
-    class_code: str = ""
+    vendor: str | None = None
+    device: str | None = None
+    class_code: str | None = None
 
     @property
     def matches_any_pci(self) -> bool:
@@ -54,9 +54,9 @@ class DeviceRule:
 
     def matches(self, device: PciFacts) -> bool:
         return (
-            self.vendor in ("", device.vendor)
-            and self.device in ("", device.device)
-            and device.class_code.startswith(self.class_code)
+            self.vendor in (None, device.vendor)
+            and self.device in (None, device.device)
+            and device.class_code.startswith(self.class_code or "")
         )
 
 
@@ -109,13 +109,14 @@ def _parse_rule(entry: object, field: str) -> DeviceRule:
     )
 
 
-def _parse_digits(pci: Mapping[str, object], name: str, pattern: re.Pattern[str], field: str, expected: str) -> str:
+def _parse_digits(
+    pci: Mapping[str, object], name: str, pattern: re.Pattern[str], field: str, expected: str
+) -> str | None:
     raw = pci.get(name)
     if raw is None and name not in pci:
-        return ""
+        return None
     # No numbers: YAML reads 0018 as octal and 1018 as decimal.
-    digits = raw.lower().removeprefix("0x") if isinstance(raw, str) else ""
-    if not pattern.fullmatch(digits):
+    if not isinstance(raw, str) or not pattern.fullmatch(digits := raw.lower().removeprefix("0x")):
         raise InvalidRequest(f"{field}.pci.{name}", f"{quote_text(raw)} is not valid", f"write {expected}")
     return digits
 

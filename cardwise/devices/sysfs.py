@@ -54,22 +54,22 @@ class RdmaDevice:
         return next((port for port in self.ports if port.state == _ACTIVE), next(iter(self.ports), None))
 
     @property
-    def problem(self) -> str:
-        """Why the device cannot transfer data, "" while a port is active."""
+    def problem(self) -> str | None:
+        """Why the device cannot transfer data, None while a port is active."""
         if any(port.state == _ACTIVE for port in self.ports):
-            return ""
+            return None
         states = ", ".join(f"port {port.number} is {port.state or 'silent'}" for port in self.ports) or "it has none"
         return f"no port of {self.name} is {_ACTIVE}: {states}; look at `rdma link`, the cable and the switch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciDevice:
-    """A PCI device. `driver` and `iommu_group` are "" without a driver or group, `numa_node` is "" if unknown."""
+    """A PCI device. `driver` and `numa_node` are "" if there is none or it is unknown, `iommu_group` is None then."""
 
     address: str
     facts: PciFacts
     driver: str
-    iommu_group: str
+    iommu_group: str | None
     numa_node: str
 
 
@@ -98,7 +98,7 @@ class Sysfs:
         return PciDevice(
             address=address,
             facts=PciFacts(vendor, device, code),
-            driver=_link_target(folder / "driver"),
+            driver=_link_target(folder / "driver") or "",
             iommu_group=_link_target(folder / "iommu_group"),
             numa_node="" if numa_node.startswith("-") else numa_node,
         )
@@ -130,7 +130,7 @@ class Sysfs:
             model=_read_text(folder / "hca_type"),
             firmware=_read_text(folder / "fw_ver"),
             board=_read_text(folder / "board_id"),
-            address=_last_address(os.path.realpath(folder / "device")),
+            address=_last_address(os.path.realpath(folder / "device")) or "",
             # A software device has no PCI device; the file `parent` names the network interface on which it runs.
             netdev=",".join(netdevs) or _read_text(folder / "parent"),
             ports=tuple(
@@ -169,9 +169,9 @@ def _node_name(folder: Path, path: str) -> str:
     return path.rpartition("/")[2].replace("!", "/")
 
 
-def _last_address(path: str) -> str:
-    """The last PCI address in a sysfs path, "" without an address. The path of a device behind bridges has several."""
-    return next((part for part in reversed(path.split("/")) if _ADDRESS.fullmatch(part)), "")
+def _last_address(path: str) -> str | None:
+    """The last PCI address in a sysfs path, or None. The path of a device behind bridges has several."""
+    return next((part for part in reversed(path.split("/")) if _ADDRESS.fullmatch(part)), None)
 
 
 def _read_text(path: Path) -> str:
@@ -195,9 +195,9 @@ def _read_link(path: Path) -> str:
         return ""
 
 
-def _link_target(path: Path) -> str:
-    """The last part of a link's target, "" if there is no link."""
-    return _read_link(path).rpartition("/")[2]
+def _link_target(path: Path) -> str | None:
+    """The last part of a link's target, None if there is no link."""
+    return _read_link(path).rpartition("/")[2] or None
 
 
 def natural_sort_key(name: str) -> list[tuple[int, str]]:

@@ -23,8 +23,8 @@ _CONNECT_SECONDS = 0.5
 
 def unready_reason(
     root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
-) -> str:
-    """Why a container may not start on the card yet, "" if it may start. Takes milliseconds.
+) -> str | None:
+    """Why a container may not start on the card yet, None if it may start. Takes milliseconds.
 
     required_state: the MPS state that the container needs: Ready, or Off for a container without MPS.
     memory_limit: the container's memory limit on the card, in MiB.
@@ -42,11 +42,11 @@ def unready_reason(
 class CardReadiness:
     """Whether a container may start on a card.
 
-    reason: why the container may not start yet, "" if it may start.
+    reason: why the container may not start yet, None if it may start.
     state: the MPS state of the card, None if it cannot be read.
     """
 
-    reason: str
+    reason: str | None
     state: MpsState | None
 
 

@@ -348,8 +348,8 @@ def _handle_address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def _card_problem(handle: Any) -> str:
-    """Why the card is not healthy, "" if it is."""
+def _card_problem(handle: Any) -> str | None:
+    """Why the card is not healthy, None if it is."""
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
         pynvml.nvmlDeviceGetPciInfo(handle)
@@ -360,7 +360,7 @@ def _card_problem(handle: Any) -> str:
         return f"the driver requests recovery action {action} (1: reset, 2: reboot, 3: drain)"
     if _optional_number(lambda: pynvml.nvmlDeviceGetRemappedRows(handle)[3]):
         return "a row of its memory could not be remapped (nvidia-smi -q -d ROW_REMAPPER); replace the GPU"
-    return ""
+    return None
 
 
 def _processes(handle: Any) -> list[Any]:

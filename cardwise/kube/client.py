@@ -366,15 +366,15 @@ class KubeClient:
         except (ReadTimeoutError, TimeoutError) as error:
             raise errors.TimedOut(f"{method} {path}: {error}") from error
         except (HTTPError, OSError) as error:
-            raise errors.Unreachable(f"{method} {path}: {error}{self._clock_hint(error)}") from error
+            raise errors.Unreachable(f"{method} {path}: {error}{self._clock_suffix(error)}") from error
         if date := response.headers.get("Date"):
             self._last_date = date, self._clock.now()
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             raise self._failure(response, method, path)
         return response
 
-    def _clock_hint(self, error: Exception) -> str:
-        """The hint to check this machine's clock if a certificate is not valid at this time, else ""."""
+    def _clock_suffix(self, error: Exception) -> str:
+        """The hint to check this machine's clock if a certificate is not valid at this time, as the end of an error."""
         if not any(phrase in str(error) for phrase in _CLOCK_ERRORS):
             return ""
         return f"; check this machine's clock, which shows {self._clock.wall():%Y-%m-%dT%H:%M:%SZ}"

@@ -57,10 +57,10 @@ class ClusterState:
     problems: list[str] = field(default_factory=list)
     partial: str = ""
 
-    def missing_class(self, name: str) -> str:
-        """Why no card can be in the class, for users; "" if cards can be in it."""
+    def missing_class(self, name: str) -> str | None:
+        """Why no card can be in the class, for users; None if cards can be in it."""
         if name in self.classes or name in self._automatic_classes():
-            return ""
+            return None
         broken = any(problem.startswith(f"ResourceClass {name}: ") for problem in self.problems)
         return "unreadable class" if broken else "no such class"
 

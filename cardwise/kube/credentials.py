@@ -194,10 +194,10 @@ def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
         return proxy
     parts = urlsplit(server)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    variable, proxy = _environment_variable(f"{parts.scheme.upper()}_PROXY")
-    if not proxy or _bypasses_proxy(host, port, _environment_variable("NO_PROXY")[1]):
+    variable, address = _environment_variable(f"{parts.scheme.upper()}_PROXY")
+    if not address or _bypasses_proxy(host, port, _environment_variable("NO_PROXY")[1]):
         return None
-    proxy = _add_scheme(proxy)
+    proxy = _add_scheme(address)
     if not _is_url(proxy):
         raise errors.KubeConfigError(
             f"{variable} is not the URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct "
@@ -206,13 +206,13 @@ def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
     return proxy
 
 
-def _environment_variable(name: str) -> tuple[str, str]:
+def _environment_variable(name: str) -> tuple[str, str | None]:
     """The name and value of an environment variable that may be in upper or lower case."""
     name = name if os.environ.get(name) else name.lower()
-    return name, os.environ.get(name, "")
+    return name, os.environ.get(name)
 
 
-def _bypasses_proxy(host: str, port: int, no_proxy: str) -> bool:
+def _bypasses_proxy(host: str, port: int, no_proxy: str | None) -> bool:
     """Whether requests to this host bypass the proxy, by the rules of golang.org/x/net/http/httpproxy.
 
     no_proxy: a comma-separated list of IP addresses, CIDRs and domains. A domain includes its subdomains; `.domain`
@@ -221,7 +221,7 @@ def _bypasses_proxy(host: str, port: int, no_proxy: str) -> bool:
     address = _parse_address(host)
     if host == "localhost" or (address is not None and address.is_loopback):
         return True
-    for entry in filter(None, (part.strip().lower() for part in no_proxy.split(","))):
+    for entry in filter(None, (part.strip().lower() for part in (no_proxy or "").split(","))):
         if entry == "*":
             return True
         if address is not None and "/" in entry:

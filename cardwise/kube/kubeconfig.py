@@ -64,7 +64,7 @@ def read_kubeconfig(path: Path, context: str = "") -> Kubeconfig | None:
             proxy=cluster.get("proxy-url") or "",
             ca=_read_content(cluster, "certificate-authority", path.parent),
             certificate=(certificate, key) if certificate else None,
-            token=_authorization(user),
+            token=_authorization(user) or "",
             token_file=path.parent / user["tokenFile"] if user.get("tokenFile") else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError, StopIteration):
@@ -86,10 +86,11 @@ def _read_content(section: Json, key: str, folder: Path) -> bytes:
     return (folder / file).read_bytes() if file else b""
 
 
-def _authorization(user: Json) -> str:
+def _authorization(user: Json) -> str | None:
+    """The value of the Authorization header; None if the user has neither a token nor a password."""
     if user.get("token"):
         return f"Bearer {user['token']}"
     if user.get("username") and user.get("password") and not user.get("tokenFile"):
         credentials = f"{user['username']}:{user['password']}"
         return f"Basic {base64.b64encode(credentials.encode()).decode()}"
-    return ""
+    return None

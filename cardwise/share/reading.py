@@ -105,8 +105,8 @@ def read(environ: Mapping[str, str]) -> Share:
     return Share(
         limit_mib=limit,
         total_mib=total,
-        fraction=fraction or _compute_fraction(limit, total),
-        card=environ.get(CARD, "") or _join_entries(document.get("card")),
+        fraction=fraction or _compute_fraction(limit, total) or "",
+        card=environ.get(CARD, "") or _join_entries(document.get("card")) or "",
         uuid=uuids,
         enforced=enforced,
     )
@@ -138,10 +138,10 @@ def _parse_mib(field: str, amount: object) -> int | None:
     raise UnreadableShare(field, f"{amount!r} is not an amount of MiB", "expected a whole number above 0, such as 8138")
 
 
-def _check_fraction(field: str, fraction: object) -> str:
-    """Check that a fraction is above 0 and at most 1. Returns it, "" if it is missing. Raises UnreadableShare."""
+def _check_fraction(field: str, fraction: object) -> str | None:
+    """Check that a fraction is above 0 and at most 1. Returns it, None if it is missing. Raises UnreadableShare."""
     if fraction is None or fraction == "":
-        return ""
+        return None
     if isinstance(fraction, (str, int, float)) and not isinstance(fraction, bool):
         try:
             if 0 < float(fraction) <= 1:
@@ -151,15 +151,15 @@ def _check_fraction(field: str, fraction: object) -> str:
     raise UnreadableShare(field, f"{fraction!r} is not a fraction", "expected a number between 0 and 1, such as 0.4999")
 
 
-def _compute_fraction(limit: int, total: int | None) -> str:
+def _compute_fraction(limit: int, total: int | None) -> str | None:
     """The fraction, rounded down to four digits, so that a framework never takes more than its share."""
     if total is None:
-        return ""
+        return None
     digits = min(limit * 10_000 // total, 10_000)
     return f"{digits // 10_000}.{digits % 10_000:04d}"
 
 
-def _join_entries(entries: object) -> str:
+def _join_entries(entries: object) -> str | None:
     if entries is None:
-        return ""
+        return None
     return ",".join(str(part) for part in (entries if isinstance(entries, list) else [entries]))

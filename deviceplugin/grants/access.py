@@ -82,7 +82,7 @@ class Delivery:
         self._folder = folder
         self._nvidia = nvidia
         self._lock = threading.Lock()
-        self._remove_problem = ""
+        self._remove_problem: str | None = None
 
     def merged_edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
         """The merged CDI edits of the cards, and the CDI version that they need. Raises NoDevice."""
@@ -103,8 +103,8 @@ class Delivery:
                 reasons[card.uuid] = str(error)
         return reasons
 
-    def write_problem(self) -> str:
-        """Why no spec can be written at present, "" if specs can be written."""
+    def write_problem(self) -> str | None:
+        """Why no spec can be written at present, None if specs can be written."""
         return cdi.write_problem(self._folder)
 
     def deliver_grant(self, grant: Grant, hardware: Hardware) -> None:
@@ -147,8 +147,8 @@ class Delivery:
                     failures.append(error)
         except OSError as error:
             failures.append(error)
-        previous, self._remove_problem = self._remove_problem, str(failures[0]) if failures else ""
-        if self._remove_problem not in ("", previous):
+        previous, self._remove_problem = self._remove_problem, str(failures[0]) if failures else None
+        if self._remove_problem not in (None, previous):
             _log.error("failed to remove the CDI spec of a free slot; trying again", error=self._remove_problem)
 
     def _rewrite_specs(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
@@ -171,8 +171,8 @@ class Delivery:
         cdi.write_spec(self._folder, slot, cdi.build_spec(slot, grant, edits, version, devices))
 
 
-def device_problem(device: OtherDevice, access: Access | None) -> str:
-    """Why no container can get the device at present, "" if containers can get it."""
+def device_problem(device: OtherDevice, access: Access | None) -> str | None:
+    """Why no container can get the device at present, None if containers can get it."""
     if device.problem:
         return device.problem
     if access is Access.ENV:
@@ -181,4 +181,4 @@ def device_problem(device: OtherDevice, access: Access | None) -> str:
         cdi.device_edits(device)
     except (cdi.NoDevice, OSError) as error:
         return str(error)
-    return ""
+    return None

@@ -298,8 +298,8 @@ def write_spec(folder: Path, slot: str, content: dict[str, Any]) -> None:
     replacing.replace_file(spec_path(folder, slot), msgspec.json.encode(content))
 
 
-def write_problem(folder: Path) -> str:
-    """Why no spec can be written at present, "" if specs can be written.
+def write_problem(folder: Path) -> str | None:
+    """Why no spec can be written at present, None if specs can be written.
 
     Reads the file system's state and writes nothing: the runtime reads all specs again when the folder changes.
     """
@@ -312,8 +312,10 @@ def write_problem(folder: Path) -> str:
         # Some file systems do not count inodes, and report 0.
         is_full = not file_system.f_bfree or (file_system.f_files and not file_system.f_ffree)
         code = errno.EROFS if file_system.f_flag & os.ST_RDONLY else errno.ENOSPC if is_full else 0
-        reason = os.strerror(code) if code else ""
-    return reason and f"CDI specs cannot be written to {folder}: {reason}"
+        if not code:
+            return None
+        reason = os.strerror(code)
+    return f"CDI specs cannot be written to {folder}: {reason}"
 
 
 def find_stale_specs(folder: Path, live_slots: set[str]) -> list[Path]:

@@ -310,7 +310,7 @@ class GrantStore:
         self._epoch = 0
         self._disk_locks = [threading.Lock() for _ in range(_DISK_LOCK_COUNT)]
         self.unreadable: list[str] = []
-        self.problem = ""
+        self.problem: str | None = None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._load_grants()
 
@@ -358,7 +358,7 @@ class GrantStore:
     def restore_files(self) -> None:
         """Write the files of grants again if the files were removed.
 
-        Afterwards `problem` is the reason why grants cannot be written, "" if grants can be written.
+        Afterwards `problem` is the reason why grants cannot be written, None if grants can be written.
         """
         probe = self._folder.with_name(f".{self._folder.name}.probe")
         failures: list[OSError] = []
@@ -374,7 +374,7 @@ class GrantStore:
                     self._restore_file(grant)
             except OSError as error:  # continue with the other grants
                 failures.append(error)
-        self.problem = f"grants cannot be written to {self._folder}: {failures[0].strerror}" if failures else ""
+        self.problem = f"grants cannot be written to {self._folder}: {failures[0].strerror}" if failures else None
 
     def epoch(self) -> int:
         """The current epoch, for `drop_grants_of_pod`: grants that are added later have a higher epoch."""

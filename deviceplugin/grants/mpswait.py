@@ -33,11 +33,11 @@ class MpsNotReady(Exception):
 class Readiness:
     """Whether a container may start with MPS.
 
-    problem: why the container may not start now, "" if it may start.
+    problem: why the container may not start now, None if it may start.
     folders: the folders of the MPS daemons that the container gets.
     """
 
-    problem: str = ""
+    problem: str | None = None
     folders: tuple[str, ...] = ()
 
 
@@ -135,7 +135,7 @@ class MpsWait:
     def _check_readiness(self, grant: Grant, required_state: MpsState | None) -> Readiness:
         if required_state is None:
             is_closed = any(mpsfiles.is_closed_by_former_manager(self._root, share.uuid) for share in grant.shares)
-            return Readiness(mps.CLOSED_BY_FORMER_MANAGER if is_closed and not grant.is_agent else "")
+            return Readiness(mps.CLOSED_BY_FORMER_MANAGER if is_closed and not grant.is_agent else None)
         if grant.is_agent:
             return self._check_for_agent(grant, required_state)
         if required_state is MpsState.OFF or self._is_unavailable(grant):
@@ -164,7 +164,7 @@ class MpsWait:
             return Readiness(reason)
         off_problem = self._unready_reason(grant.shares, MpsState.OFF)
         return Readiness(
-            f"{reason}; it starts without MPS once it is off on all of them: {off_problem}" if off_problem else ""
+            f"{reason}; it starts without MPS once it is off on all of them: {off_problem}" if off_problem else None
         )
 
     def _check_for_agent(self, grant: Grant, required_state: MpsState) -> Readiness:
@@ -186,14 +186,14 @@ class MpsWait:
         """The folders of the daemons that serve these cards, each once; None for a card without a daemon."""
         return list(dict.fromkeys(mpsfiles.find_daemon_state(self._root, share.uuid)[0] for share in shares))
 
-    def _unready_reason(self, shares: Sequence[CardShare], required_state: MpsState) -> str:
+    def _unready_reason(self, shares: Sequence[CardShare], required_state: MpsState) -> str | None:
         problems = (
             mpsfiles.unready_reason(
                 self._root, share.uuid, required_state=required_state, memory_limit=share.mem, clock=self._mps_clock
             )
             for share in shares
         )
-        return next(filter(None, problems), "")
+        return next((problem for problem in problems if problem is not None), None)
 
 
 def _parse_pod_mode(mode: str, default_mode: Mode) -> Mode:

@@ -216,7 +216,7 @@ class PreStart:
     sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
     has_adopted: returns whether each running container has a grant.
     adopt: adds the missing grants of running containers. If another thread is adding them, waits for that thread, up
-        to the given number of seconds. Returns why grants are still missing, "" if none is missing.
+        to the given number of seconds. Returns why grants are still missing, None if none is missing.
     on_granted: called with the pod of each grant.
     """
 
@@ -235,7 +235,7 @@ class PreStart:
         release_former: Callable[[str], object],
         sandboxes: Callable[[str], Sequence[Sandbox]],
         has_adopted: Callable[[], bool],
-        adopt: Callable[[float], str],
+        adopt: Callable[[float], str | None],
         on_granted: Callable[[NodePod], None],
         clock: Clock = SYSTEM,
     ) -> None:
@@ -384,7 +384,7 @@ class PreStart:
         """
         if self._has_adopted() or any(map(grant.has_same_binding, self._grants.grants_of_pod(grant.pod_uid))):
             return
-        problem = "other containers wait for it already"
+        problem: str | None = "other containers wait for it already"
         seconds = deadline - self._clock.now()
         if seconds < ADOPTION_SECONDS:
             problem = "no time is left in this call"

@@ -100,7 +100,7 @@ class Releaser:
         self._ended_passes: dict[
             str, int
         ] = {}  # pod UID -> number of passes in which the ended pod still had live containers
-        self._runtime_problem = ""
+        self._runtime_problem: str | None = None
 
     def reported_shares(self) -> Mapping[str, list[ContainerShare]] | None:
         """The shares that are published as `reported`, by UUID of the card or device.
@@ -112,8 +112,8 @@ class Releaser:
             return None if self._reported is None else dict(self._reported)
 
     @property
-    def problem(self) -> str:
-        """Why shares cannot be released at present, "" if they can be released."""
+    def problem(self) -> str | None:
+        """Why shares cannot be released at present, None if they can be released."""
         return self._runtime_problem
 
     def release_ended(self, pod_uids: set[str]) -> bool:
@@ -140,7 +140,7 @@ class Releaser:
                 )
             self._runtime_problem = str(error)
             return False
-        self._runtime_problem = ""
+        self._runtime_problem = None
         for uid in ended & live_containers.keys():
             self._mark_ended(uid, live_containers[uid])
         stopped = ended - live_containers.keys()

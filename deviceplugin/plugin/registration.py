@@ -64,10 +64,10 @@ class RegistrationState:
     zero_slots_seconds: float | None
 
 
-def reregister_reason(state: RegistrationState) -> str:
-    """Why the plugin has to register (again). "" if it need not register, or if no kubelet runs. Pure."""
+def reregister_reason(state: RegistrationState) -> str | None:
+    """Why the plugin has to register (again). None if it need not register, or if no kubelet runs. Pure."""
     if state.kubelet is None:
-        return ""
+        return None
     if state.registered_kubelet is None:
         return "not registered"
     if state.kubelet != state.registered_kubelet:
@@ -78,7 +78,7 @@ def reregister_reason(state: RegistrationState) -> str:
         return "the kubelet's stream has ended"
     if state.zero_slots_seconds is not None and state.zero_slots_seconds >= _ZERO_SLOTS_SECONDS:
         return f"the node keeps reporting no {names.SHARE}"
-    return ""
+    return None
 
 
 class NotRegistered(Exception):
@@ -90,14 +90,14 @@ class Registration:
 
     folder: the kubelet's folder of sockets.
     create_server: creates the server for a socket; returns None while the container runtime has not answered.
-    share_allocatable: returns the node's allocatable slots as the kubelet reports them, "" if unknown.
+    share_allocatable: returns the node's allocatable slots as the kubelet reports them, None if unknown.
     """
 
     def __init__(
         self,
         folder: Path,
         create_server: Callable[[Path], PluginServer | None],
-        share_allocatable: Callable[[], str],
+        share_allocatable: Callable[[], str | None],
         clock: Clock = SYSTEM,
     ) -> None:
         self._folder = folder
@@ -128,14 +128,14 @@ class Registration:
         self._end_server(grace=2.0)
 
     @property
-    def problem(self) -> str:
-        """Why the plugin is not registered at present, "" if it is registered."""
+    def problem(self) -> str | None:
+        """Why the plugin is not registered at present, None if it is registered."""
         server = self._server
         if self._registered_kubelet is None or server is None:
             return f"not registered with the kubelet at {self._kubelet_socket}"
         if socket_identity(self._kubelet_socket) != self._registered_kubelet:
             return f"the kubelet at {self._kubelet_socket} is gone or has restarted"
-        return "" if server.streams else "the kubelet has not connected back"
+        return None if server.streams else "the kubelet has not connected back"
 
     def _register_if_needed(self) -> None:
         reason = reregister_reason(self._observe_state())

@@ -64,7 +64,7 @@ def card_loads(
         if pod.finished:
             continue
         assigned_shares = tuple(
-            replace(share, uuid=share.resolve_uuid(uuid_by_index)) for share in _assigned_shares(pod)
+            replace(share, uuid=share.resolve_uuid(uuid_by_index) or "") for share in _assigned_shares(pod)
         )
         assignments[pod.uid] = Assignment({"": assigned_shares})
         for share in assigned_shares:

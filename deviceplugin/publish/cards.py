@@ -116,10 +116,10 @@ def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) 
     )
 
 
-def accelerator_label(cards: Iterable[GpuCard]) -> str:
-    """The value of the node's label `accelerator`: the model of its cards, "" if they have different models."""
+def accelerator_label(cards: Iterable[GpuCard]) -> str | None:
+    """The value of the node's label `accelerator`: the model of its cards, None if they have different models."""
     models = {card.model for card in cards}
-    return classes.accelerator_of_model(models.pop()) if len(models) == 1 else ""
+    return classes.accelerator_of_model(models.pop()) if len(models) == 1 else None
 
 
 def card_spec(node: str, card: GpuCard) -> Json:

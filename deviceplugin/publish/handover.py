@@ -44,8 +44,8 @@ def parse_checkpoint(content: bytes) -> GpuMemRecord:
     )
 
 
-def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
-    """Why the cards cannot be shared yet, "" if they can be shared. Pure.
+def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str | None:
+    """Why the cards cannot be shared yet, None if they can be shared. Pure.
 
     living_uids: UIDs of the pods that are not finished. Before the kubelet next allocates a device, it drops the
     holders that are not in this list.
@@ -57,7 +57,7 @@ def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str:
         pods = f"pods that gpushare's device plugin gave a share run on this node ({len(running_uids)})"
         return f"{pods}: wait until they have ended"
     if record.devices is None:
-        return ""
+        return None
     return (
         f"the kubelet has not forgotten gpushare's device plugin yet ({names.GPU_MEM}): it does so five minutes after "
         "that plugin's end, unless the kubelet is restarted before"
@@ -81,16 +81,16 @@ class GpushareHandover:
         self._is_waiting = False
         self._lock = threading.Lock()
 
-    def sharing_problem(self, living_uids: Iterable[str]) -> str:
-        """Why the cards cannot be shared yet, according to the present checkpoint; "" if they can be shared."""
+    def sharing_problem(self, living_uids: Iterable[str]) -> str | None:
+        """Why the cards cannot be shared yet, according to the present checkpoint; None if they can be shared."""
         with self._lock:
             self._read_checkpoint()
             if not self._is_waiting and self._record.devices is None and not self._record.holders:
-                return ""
+                return None
             problem = sharing_problem(self._record, frozenset(living_uids))
             self._is_waiting = bool(problem) or not self._record.has_our_plugin
             return problem or (
-                "the kubelet has restarted and does not know our device plugin yet" if self._is_waiting else ""
+                "the kubelet has restarted and does not know our device plugin yet" if self._is_waiting else None
             )
 
     def _read_checkpoint(self) -> None:

@@ -202,7 +202,7 @@ class NodePublisher:
         if is_current and access is not None and self._reported_shares() is not None:
             self._published.set()
         self.node.update_accelerator_label(
-            objects.accelerator_label(cards)
+            objects.accelerator_label(cards) or ""
         )  # last: no component of Cardwise depends on the label
 
     def _reported_shares_lookup(self) -> Callable[[str], Sequence[ContainerShare] | None]:

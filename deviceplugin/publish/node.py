@@ -36,7 +36,7 @@ class NodeFacts:
 
     uid: the UID; it changes if the node is deleted and registered again.
     capacity: amounts of Cardwise's resources, classes included.
-    share_allocatable: number of allocatable share slots, "" if unknown.
+    share_allocatable: number of allocatable share slots, None if unknown.
     nvidia_gpus: number of GPUs that NVIDIA's device plugin offers.
     label: the label `accelerator`, None if the node lacks it.
     last_written_label: the value of the label that we last wrote, None if we never wrote the label.
@@ -44,7 +44,7 @@ class NodeFacts:
 
     uid: str = ""
     capacity: Mapping[str, str] = field(default_factory=dict)
-    share_allocatable: str = ""
+    share_allocatable: str | None = None
     nvidia_gpus: int = 0
     label: str | None = None
     last_written_label: str | None = None
@@ -61,7 +61,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
     return metadata.name, NodeFacts(
         uid=metadata.uid,
         capacity=own_capacity,
-        share_allocatable=(node.status.allocatable or {}).get(names.SHARE, ""),
+        share_allocatable=(node.status.allocatable or {}).get(names.SHARE),
         nvidia_gpus=gpunodes.count_nvidia_gpus(capacity),
         label=metadata.labels.get(names.ACCELERATOR),
         last_written_label=metadata.annotations.get(LAST_LABEL_ANNOTATION),
@@ -142,13 +142,13 @@ class OwnNode:
         """The last observed state; None if the Node object does not exist (yet)."""
         return self._reflector.store.get(self._name)
 
-    def share_allocatable(self) -> str:
-        """The node's allocatable share slots as the kubelet reports them, "" if unknown."""
+    def share_allocatable(self) -> str | None:
+        """The node's allocatable share slots as the kubelet reports them, None if unknown."""
         facts = self.facts
-        return facts.share_allocatable if facts is not None else ""
+        return facts.share_allocatable if facts is not None else None
 
-    def nvidia_problem(self) -> str:
-        """If NVIDIA's device plugin serves the node, a text that says why no card may be shared; else ""."""
+    def nvidia_problem(self) -> str | None:
+        """If NVIDIA's device plugin serves the node, a text that says why no card may be shared; else None."""
         return self._nvidia_problem(self.facts)
 
     def update_capacities(self, facts: NodeFacts, desired: Mapping[str, str]) -> bool:
@@ -232,5 +232,5 @@ class OwnNode:
     def on_synced(self) -> None:
         self._on_change()
 
-    def _nvidia_problem(self, facts: NodeFacts | None) -> str:
-        return "" if facts is None or self._is_split else gpunodes.nvidia_plugin_problem(facts.nvidia_gpus)
+    def _nvidia_problem(self, facts: NodeFacts | None) -> str | None:
+        return None if facts is None or self._is_split else gpunodes.nvidia_plugin_problem(facts.nvidia_gpus)

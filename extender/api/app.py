@@ -82,7 +82,7 @@ def create_app(components: AppComponents) -> Flask:
             f"{prefix}/filter": ("filter", lambda environ: _serve_filter(components, environ)),
             f"{prefix}/prioritize": ("prioritize", lambda environ: _serve_prioritize(components, environ)),
             f"{prefix}/preempt": ("preempt", lambda environ: _serve_preempt(components, environ)),
-            f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_serve_bind(components, environ))),
+            f"{prefix}/bind": ("bind", lambda environ: BindResult(error=_serve_bind(components, environ) or "")),
         },
     )
 
@@ -173,8 +173,8 @@ def _is_busy(components: AppComponents) -> bool:
     return components.state.lock_held_seconds() > statelock.REFUSE_SECONDS
 
 
-def _unavailable_reason(components: AppComponents, environ: Environ) -> str:
-    """Why this extender cannot serve the call now; "" if it can."""
+def _unavailable_reason(components: AppComponents, environ: Environ) -> str | None:
+    """Why this extender cannot serve the call now; None if it can."""
     unsynced_lists = components.unsynced_lists()
     if _is_busy(components) and not environ.get(httpcalls.SLOW):
         return _BUSY
@@ -188,7 +188,7 @@ def _unavailable_reason(components: AppComponents, environ: Environ) -> str:
     if denial is not None:
         return denial.text
     outdated = components.outdated_watches()
-    return f"not ready: {outdated[0]}" if outdated else ""
+    return f"not ready: {outdated[0]}" if outdated else None
 
 
 def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
@@ -279,21 +279,22 @@ def _serve_preempt(components: AppComponents, environ: Environ) -> wire.PreemptR
         raise _Unavailable(_FAILED) from error
 
 
-def _serve_bind(components: AppComponents, environ: Environ) -> str:
-    """The error for kube-scheduler, or ""."""
+def _serve_bind(components: AppComponents, environ: Environ) -> str | None:
+    """The error for kube-scheduler; None if the pod is bound."""
     unavailable = _unavailable_reason(components, environ)
     if unavailable:
         components.metrics.count_bind("not_ready")
         return unavailable
-    outcome, text = "failed", _FAILED
+    outcome = "failed"
+    text: str | None = _FAILED
     try:
         args = wire.decode_bind_args(_read_body(environ))
         structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
         connection, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
-        outcome, text = (
-            components.binder.bind(args, arrived=environ.get(httpcalls.ARRIVED), connection=connection, may_wait=slow),
-            "",
+        outcome = components.binder.bind(
+            args, arrived=environ.get(httpcalls.ARRIVED), connection=connection, may_wait=slow
         )
+        text = None
     except Malformed as error:
         outcome, text = "malformed", str(error)
     except BindFailed as error:

@@ -61,8 +61,8 @@ class Commit:
         self._nominated = nominated
         self._plan = plan
 
-    def conflict(self) -> str:
-        """The name of the first check that fails; "" if the places may be reserved."""
+    def conflict(self) -> str | None:
+        """The name of the first check that fails; None if the places may be reserved."""
         _ = self._changed_places  # computed before the what-if changes nodes
         try:
             # Searches unknown cards before the what-if, since the results are kept.
@@ -71,11 +71,11 @@ class Commit:
         except PlanningStopped:
             return "nominated pods"
 
-    def _first_failed_check(self) -> str:
+    def _first_failed_check(self) -> str | None:
         ledger, loads, replaced = self._cluster.ledger, self._cluster.loads, self._plan.replaced
         holders = [uid for uid in replaced if ledger.holding(uid) is not None]
         with ledger.what_if(released=holders), loads.what_if(unplanned=replaced):
-            return next((name for name, check in CHECKS.items() if not check(self)), "")
+            return next((name for name, check in CHECKS.items() if not check(self)), None)
 
     @cached_property
     def _changed_places(self) -> list[PodPlace]:

@@ -118,10 +118,10 @@ class Nominations:
         """All nominations, by the UID of the pod. Use the mapping at once: it changes with the nominations."""
         return self._by_pod
 
-    def nominated_node(self, uid: str) -> str:
-        """The node where victims are evicted for the pod; "" while it is not certain which node that is."""
+    def nominated_node(self, uid: str) -> str | None:
+        """The node where victims are evicted for the pod; None while it is not certain which node that is."""
         nomination = self._by_pod.get(uid)
-        return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
+        return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else None
 
     def nodes_changed_since(self, by_pod_then: Mapping[str, Nomination]) -> set[str]:
         """The nodes on which reservations for nominated pods may have changed.

@@ -134,7 +134,7 @@ class Reservation:
     failed_lookups: the number of failed look-ups so far.
     next_lookup: the earliest time of the next look-up.
     nominee: the pod, if it was nominated before kube-scheduler called filter.
-    peer_key: see `PodRequest.peer_key`; "" for none.
+    peer_key: see `PodRequest.peer_key`; None for none.
     """
 
     pod: PodRef
@@ -149,7 +149,7 @@ class Reservation:
     failed_lookups: int = 0
     next_lookup: float = -math.inf
     nominee: WaitingPod | None = None
-    peer_key: str = ""
+    peer_key: str | None = None
 
     @property
     def assignment(self) -> Assignment | None:
@@ -240,9 +240,10 @@ class Reservations:
         """The plan of the gang: its rows, by pod."""
         return self._by_gang.get(gang, {})
 
-    def peer_nodes(self, peer_key: str) -> dict[str, str]:
+    def peer_nodes(self, peer_key: str | None) -> dict[str, str]:
         """The node of each pod with this key (`PodRequest.peer_key`), by UID, without pods that are being deleted."""
-        return {uid: row.node for uid, row in self._by_peer_key.get(peer_key, {}).items()}
+        rows = self._by_peer_key.get(peer_key, {}) if peer_key is not None else {}
+        return {uid: row.node for uid, row in rows.items()}
 
     def holding(self, uid: str) -> Holding | None:
         """The cards and devices that count for the pod, also after the pod was deleted."""
@@ -332,7 +333,7 @@ class Reservations:
         load: Load | None = None,
         nominee: WaitingPod | None = None,
         gang: str = "",
-        peer_key: str = "",
+        peer_key: str | None = None,
     ) -> None:
         """Set the pod's plan, in place of an earlier plan. If the node is the same, the earlier `load` still counts."""
         row_before = self._rows.get(pod.uid)
@@ -357,7 +358,7 @@ class Reservations:
         *,
         mps_client: MpsClient,
         epoch: int,
-        peer_key: str = "",
+        peer_key: str | None = None,
     ) -> None:
         """Reserve the cards for a Binding that a thread will post now. `epoch`: the current leader epoch."""
         row_before = self._rows.get(pod.uid)
@@ -603,7 +604,7 @@ class Reservations:
             del self._by_phase[row_before.phase][row.pod.uid]
         if row.gang:
             self._by_gang.setdefault(row.gang, {})[row.pod.uid] = row
-        if row.peer_key:
+        if row.peer_key is not None:
             self._by_peer_key.setdefault(row.peer_key, {})[row.pod.uid] = row
         if row.holding is not None and row.holding.phase_name != PHASE_NAMES[row.phase]:
             row.holding = replace(row.holding, phase_name=PHASE_NAMES[row.phase])
@@ -667,7 +668,7 @@ class Reservations:
             row.gang = ""
 
     def _remove_from_peers(self, row: Reservation) -> None:
-        if row.peer_key:
+        if row.peer_key is not None:
             rows = self._by_peer_key[row.peer_key]
             del rows[row.pod.uid]
             if not rows:

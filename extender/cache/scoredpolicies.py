@@ -107,10 +107,10 @@ class ScoredPolicies:
         with self._lock:
             return dict(self._engine.workload.counts) if self._engine is not None else {}
 
-    def dump_workload(self) -> str:
-        """The workload as text, to be saved; "" if there is none."""
+    def dump_workload(self) -> str | None:
+        """The workload as text, to be saved; None if there is none."""
         with self._lock:
-            return self._engine.workload.dump() if self._engine is not None else ""
+            return self._engine.workload.dump() if self._engine is not None else None
 
     def load_workload(self, text: str) -> None:
         """Continue from a saved workload. Raises InvalidWorkload."""

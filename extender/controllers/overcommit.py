@@ -29,6 +29,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _DIGITS = 30
+_BEFORE_ALL_TIMES = ""  # sorts before every time: of a pod whose time of binding is unknown
 _SETTLE_SECONDS = 3.0  # seconds from the suspicion of a node to its check
 
 
@@ -165,10 +166,10 @@ def _parse_nanoseconds(text: str | None) -> int:
 
 
 def _bound_at(pod: Json) -> str:
-    """When the pod was bound, to the second, by the API server's clock; "" if unknown."""
+    """When the pod was bound, to the second, by the API server's clock; sorts first if unknown."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     times = (condition.get("lastTransitionTime") for condition in conditions if condition["type"] == "PodScheduled")
-    return str(next(times, None) or "")
+    return str(next(times, None) or _BEFORE_ALL_TIMES)
 
 
 def _has_started(pod: Json) -> bool:

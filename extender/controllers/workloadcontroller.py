@@ -85,7 +85,7 @@ class WorkloadController:
             pause(self._clock)
         learned = self._learn_workload()
         if leads and self._restored and (learned or self._clock.now() >= self._save_at):
-            self._save_requests(scored.dump_workload())
+            self._save_requests(scored.dump_workload() or "")
 
     def _learn_workload(self) -> bool:
         """Learn the workload. Returns whether there was anything to learn from."""

@@ -378,7 +378,7 @@ class GangPlaces:
                 mps_client=place.request.mps_client if place.request is not None else COMMON,
                 load=place.load,
                 gang=gang.key,
-                peer_key=place.request.peer_key if place.request is not None else "",
+                peer_key=place.request.peer_key if place.request is not None else None,
             )
 
     def _closed_nodes(self, task: _Task, gang_plan: _PlanWithOvertaken) -> set[str]:
@@ -400,8 +400,8 @@ class GangPlaces:
     def planned_gang(self, gang: Gang, now: float) -> PlannedGang:
         """The data of the gang that a plan needs."""
         offers, avoided = dict(self._known_of(gang).offers), frozenset(gang.avoided_pairs(now))
-        keys = {member.request.peer_key for member in gang.members.values() if member.request is not None} - {""}
-        peer_nodes = {key: self._reservations.peer_nodes(key) for key in keys}
+        keys = {member.request.peer_key for member in gang.members.values() if member.request is not None}
+        peer_nodes = {key: self._reservations.peer_nodes(key) for key in keys if key is not None}
         return PlannedGang(
             gang.namespace, gang.rank(), gang.priority, frozenset(gang.members), offers, avoided, peer_nodes
         )

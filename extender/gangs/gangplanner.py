@@ -182,8 +182,9 @@ class GangPlanner:
 
         uids = {member.uid for member in members}
 
-        def facts(peer_key: str) -> NodeFacts:
-            return NodeFacts(self._cluster.loads, gang.peer_nodes.get(peer_key, {}), uids)
+        def facts(peer_key: str | None) -> NodeFacts:
+            peer_nodes = gang.peer_nodes.get(peer_key, {}) if peer_key is not None else {}
+            return NodeFacts(self._cluster.loads, peer_nodes, uids)
 
         return Terms(
             policy=self._policy,

@@ -143,31 +143,31 @@ class Gangs:
                 self._foreign[kind, key] = group
             self._on_group_changed(key)
 
-    def set_cardless_member(self, pod: str, key: str) -> None:
+    def set_cardless_member(self, pod: str, key: str | None) -> None:
         """Update a pod that requests no cards and belongs to a PodGroup of Kubernetes.
 
         pod: a unique key of the pod.
-        key: "namespace/name" of the gang; "" if the pod is in no PodGroup or is gone.
+        key: "namespace/name" of the gang; None if the pod is in no PodGroup or is gone.
         """
-        before = self._cardless_gangs.pop(pod, "")
-        if key:
+        before = self._cardless_gangs.pop(pod, None)
+        if key is not None:
             self._cardless_gangs[pod] = key
         if before == key:
             return
         for gang_key, change in ((before, -1), (key, 1)):
-            if gang_key:
+            if gang_key is not None:
                 self._cardless[gang_key] += change
                 self._on_group_changed(gang_key)
-        if not self._cardless[before]:
+        if before is not None and not self._cardless[before]:
             del self._cardless[before]
 
     # Calls of filter and bind.
 
-    def filter_member(self, uid: str, nodes: Collection[str], named_node: str = "") -> MemberPlace:
+    def filter_member(self, uid: str, nodes: Collection[str], named_node: str | None = None) -> MemberPlace:
         """Place a member of a gang, or refuse it.
 
         nodes: the nodes that kube-scheduler offers.
-        named_node: the node in the pod's status.
+        named_node: the node in the pod's status; None for none.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -576,7 +576,7 @@ class Gangs:
         if gang.is_reservation_due(now):
             due.append(gang)
 
-    def _is_first_call(self, uid: str, nodes: Collection[str], named_node: str, now: float) -> bool:
+    def _is_first_call(self, uid: str, nodes: Collection[str], named_node: str | None, now: float) -> bool:
         """Whether this is the first filter call of an attempt, in which kube-scheduler offers only the nominated node.
 
         Such a call does not show whether the pod may use other nodes. The second call of the attempt offers all nodes
@@ -702,13 +702,13 @@ class Gangs:
     def _end_plan(self, gang: Gang, reason: str) -> None:
         self._after_transition(gang, gang.cancel_plan(reason, self._clock.now()))
 
-    def _after_transition(self, gang: Gang, reason: str) -> None:
+    def _after_transition(self, gang: Gang, reason: str | None) -> None:
         """Update the queue and the permit. Call this after each transition of the gang.
 
-        reason: why the transition ended the plan; "" if it did not.
+        reason: why the transition ended the plan; None if it did not.
         """
         self._gang_queue.update_gang(gang)
-        if not reason:
+        if reason is None:
             return
         if not (gang.ran or gang.forward):
             self._queue.requeue_all_at(gang.backoff_until)

@@ -85,10 +85,10 @@ class Fence:
         self._clock = clock
         self._events = events
 
-    def fence_pod(self, pod: PodRef, fencing_token: str, *, timeout: float = _TIMEOUT) -> PodState:
+    def fence_pod(self, pod: PodRef, fencing_token: str | None, *, timeout: float = _TIMEOUT) -> PodState:
         """Fence one pod: write the leader epoch into an annotation. Returns the pod's state.
 
-        fencing_token: the text that identifies the leader epoch; "" without a Lease.
+        fencing_token: the text that identifies the leader epoch; None without a Lease.
         timeout: seconds for each request.
 
         Raises KubeError if it is unknown whether the pod has changed.
@@ -116,7 +116,7 @@ class Fence:
     def fence_pods(
         self,
         pods: Sequence[PodRef],
-        fencing_token: str,
+        fencing_token: str | None,
         still_leads: Callable[[], bool],
         *,
         retry: bool = True,
@@ -170,7 +170,7 @@ class Fence:
         return None
 
     def _try_fence(
-        self, pod: PodRef, fencing_token: str, still_leads: Callable[[], bool], slow: Counter[str], until: float
+        self, pod: PodRef, fencing_token: str | None, still_leads: Callable[[], bool], slow: Counter[str], until: float
     ) -> PodState | errors.KubeError | None:
         """Fence one pod. Returns the error instead of raising it, and None if this extender no longer leads.
 

@@ -85,10 +85,10 @@ class Leadership:
         """Why calls are not served; None if this extender serves calls."""
         return None
 
-    def fencing_token(self, epoch: int) -> str:
-        """The text that each Binding of this epoch contains; "" if no policy compares it."""
+    def fencing_token(self, epoch: int) -> str | None:
+        """The text that each Binding of this epoch contains; None if no policy compares it."""
         del epoch
-        return ""
+        return None
 
     @contextmanager
     def allow_post(self, epoch: int) -> Iterator[float]:
@@ -132,7 +132,7 @@ class LeaseLeadership(Leadership):
         self._elector: LeaderElector | None = None
         self._epoch = 0  # the current leader epoch, after catching up; 0 if this process does not lead
         self._fenced_epoch = 0  # the epoch for which `_fence_former_epochs` has succeeded, even if a later step failed
-        self._fencing_token = (0, "")  # an epoch and its fencing token
+        self._fencing_token: tuple[int, str | None] = (0, None)  # an epoch and its fencing token
         self._tenure = 0  # the elector's tenure when the last epoch began
         self._fenced: tuple[int, set[str]] = (0, set())  # a tenure, and the pods fenced in it so far
         self._unfenced: frozenset[str] = frozenset()  # the UIDs of pods that were not fenced since the epoch began
@@ -182,9 +182,9 @@ class LeaseLeadership(Leadership):
         holds = self._elector is not None and self._elector.is_leader
         return self._blockers(holds=holds, leads=self.epoch() is not None)
 
-    def fencing_token(self, epoch: int) -> str:
+    def fencing_token(self, epoch: int) -> str | None:
         current, fencing_token = self._fencing_token
-        return fencing_token if current == epoch else ""
+        return fencing_token if current == epoch else None
 
     @contextmanager
     def allow_post(self, epoch: int) -> Iterator[float]:
@@ -217,7 +217,7 @@ class LeaseLeadership(Leadership):
         if epoch == self._epoch:
             self._fence_remaining(still_leads)
             return
-        tenure, fencing_token = elector.tenure, f"{self._name}/{elector.token}/{elector.identity}"
+        tenure, fencing_token = elector.tenure, f"{self._name}/{elector.token or ''}/{elector.identity}"
         if still_leads() and (
             self._fenced_epoch == epoch or self._fence_former_epochs(tenure, fencing_token, still_leads)
         ):

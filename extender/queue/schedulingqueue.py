@@ -63,7 +63,7 @@ class PendingPreemption:
     The totals of the nodes suffice for the pod, so kube-scheduler finds no victims. But no card has enough capacity.
 
     nodes: the names of the nodes, sorted.
-    gang: the name of the pod's gang; "" without a gang.
+    gang: the name of the pod's gang; None without a gang.
     refused: when the pod was last refused for this reason.
     not_before: the earliest time of the next search for victims.
     """
@@ -71,7 +71,7 @@ class PendingPreemption:
     claimant: WaitingPod
     policy: str
     nodes: tuple[str, ...]
-    gang: str
+    gang: str | None
     refused: float
     not_before: float
 
@@ -457,7 +457,7 @@ class SchedulingQueue:
 
     # Pods for which the extender preempts.
 
-    def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str) -> None:
+    def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str | None) -> None:
         """Record that the pod may preempt, and that only cards are short on these nodes.
 
         At most `_MAX_PREEMPTING` pods are recorded. Pods of higher priority come first; within a priority each

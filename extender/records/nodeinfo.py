@@ -34,7 +34,7 @@ class PlacedPod(Struct, frozen=True, gc=False):
     terminating: bool = False
     fixed: bool = False
     grouped: bool = False
-    group: str = ""
+    group: str | None = None
 
     @property
     def ref(self) -> PodRef:

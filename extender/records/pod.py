@@ -56,7 +56,7 @@ class WaitingPod:
     """A pending pod and its request: cards, cpu and memory (`load`), and constraints on its node (a key).
 
     version: the resourceVersion, as last seen.
-    nominated_node: the node where kube-scheduler preempts for the pod; "" for none.
+    nominated_node: the node where kube-scheduler preempts for the pod; None for none.
     created: the creationTimestamp.
     rank: the pod's position in the order, as a gang of one.
     wants_one_node: whether the pod's annotation says that the extender chooses the node.
@@ -66,7 +66,7 @@ class WaitingPod:
     request: PodRequest
     load: Load = Load()
     version: str = ""
-    nominated_node: str = ""
+    nominated_node: str | None = None
     created: str = ""
     scheduler: str = ""
     rank: Rank = (0, 0, "", "")
@@ -116,9 +116,9 @@ class Pod:
         return self._spec.get("priority") or 0
 
     @property
-    def node(self) -> str:
-        """The node that the pod is bound to, or ""."""
-        return self._spec.get("nodeName") or ""
+    def node(self) -> str | None:
+        """The node that the pod is bound to, or None."""
+        return self._spec.get("nodeName") or None
 
     @property
     def terminating(self) -> bool:
@@ -135,9 +135,9 @@ class Pod:
         return (self._manifest.get("status") or {}).get("phase") in names.FINISHED_PHASES and not running
 
     @property
-    def gang(self) -> str:
-        """The name of the pod's gang, or ""."""
-        return str(self._labels.get(names.GANG) or "")
+    def gang(self) -> str | None:
+        """The name of the pod's gang, or None."""
+        return self._labels.get(names.GANG) or None
 
     @property
     def grouped(self) -> bool:
@@ -174,26 +174,25 @@ class Pod:
         )
 
     @property
-    def unscheduled(self) -> str:
-        """Why kube-scheduler has not placed the pod, by the pod's condition; "" if the pod was not tried yet."""
+    def unscheduled(self) -> str | None:
+        """Why kube-scheduler has not placed the pod, by the pod's condition; None if the pod was not tried yet."""
         conditions = (self._manifest.get("status") or {}).get("conditions") or ()
-        return next(
-            (condition.get("reason") or "" for condition in conditions if condition.get("type") == "PodScheduled"), ""
-        )
+        reasons = (condition.get("reason") for condition in conditions if condition.get("type") == "PodScheduled")
+        return next(reasons, None) or None
 
     @property
-    def nominated_node(self) -> str:
-        """The node where kube-scheduler preempts for the pod, or "".
+    def nominated_node(self) -> str | None:
+        """The node where kube-scheduler preempts for the pod, or None.
 
-        Returns "" also if the status named the node before kube-scheduler tried the pod, or if the pod may not preempt:
-        then no pods are preempted on that node.
+        Returns None also if the status named the node before kube-scheduler tried the pod, or if the pod may not
+        preempt: then no pods are preempted on that node.
         """
-        return self.status_node if self.unscheduled == REFUSED and self.may_preempt else ""
+        return self.status_node if self.unscheduled == REFUSED and self.may_preempt else None
 
     @property
-    def status_node(self) -> str:
-        """The node in the pod's status, for any reason, or "". kube-scheduler tries this node first."""
-        return str((self._manifest.get("status") or {}).get("nominatedNodeName") or "")
+    def status_node(self) -> str | None:
+        """The node in the pod's status, for any reason, or None. kube-scheduler tries this node first."""
+        return (self._manifest.get("status") or {}).get("nominatedNodeName") or None
 
     @property
     def slots(self) -> frozenset[str]:
@@ -271,7 +270,7 @@ class Pod:
             there=not self.terminating and status.get("phase") != "Failed",
             gated=gangs.is_gated(self._manifest),
             foreign_gate=gangs.foreign_gate(self._manifest),
-            node=self.node,
+            node=self.node or "",
             minimum=membership.minimum if membership is not None else None,
             foreign=membership.foreign if membership is not None else None,
             priority=self.priority,

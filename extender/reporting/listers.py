@@ -89,7 +89,7 @@ class CardLister(Lister[CardRecord]):
     def models(self) -> set[str]:
         """The models of all present cards."""
         with self._lock:
-            return {model for model in self._models if model}
+            return set(filter(None, self._models))
 
     def automatic_classes(self) -> set[str]:
         """The names of the automatic classes of all present cards, including classes without an object."""
@@ -103,17 +103,21 @@ class CardLister(Lister[CardRecord]):
             if not node_cards:
                 del self._of_node[before.node]
             model = _model_of(before)
-            self._models[model] -= 1
-            if not self._models[model]:
-                del self._models[model]
+            if model is not None:
+                self._models[model] -= 1
+                if not self._models[model]:
+                    del self._models[model]
         if new is not None:
             self._changed.add(new.node)
             self._of_node.setdefault(new.node, set()).add(key)
-            self._models[_model_of(new)] += 1
+            model = _model_of(new)
+            if model is not None:
+                self._models[model] += 1
 
 
-def _model_of(record: CardRecord) -> str:
-    return "" if isinstance(record.card, Device) else record.card.model
+def _model_of(record: CardRecord) -> str | None:
+    """The model of a GPU; None for other devices."""
+    return None if isinstance(record.card, Device) else record.card.model
 
 
 class ClassLister(Lister[ClassRecord]):

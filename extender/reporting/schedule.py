@@ -7,9 +7,11 @@ import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cardwise.kube.fairqueueing import FairQueueing
+
+_CLUSTER_SCOPED: Final = ""  # the queue of objects without a namespace, which no namespace can be named
 
 
 class Key(NamedTuple):
@@ -113,26 +115,25 @@ class WriteSchedule:
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:
-        self._ready_keys[key.kind].setdefault(_namespace_of(key), {})[key] = None
-        self._fair_queues[key.kind].enqueue(_namespace_of(key))
+        self._ready_keys[key.kind].setdefault(_queue_of(key), {})[key] = None
+        self._fair_queues[key.kind].enqueue(_queue_of(key))
         self._kinds.enqueue(key.kind)
 
     def _charge_time(self, key: Key, now: float) -> None:
         if self._current is not None and self._current[0] == key:
-            self._fair_queues[key.kind].charge_write(_namespace_of(key), now - self._current[1])
+            self._fair_queues[key.kind].charge_write(_queue_of(key), now - self._current[1])
             self._kinds.charge_write(key.kind, now - self._current[1])
             self._current = None
 
     def _enqueue_at(self, key: Key, at: float) -> None:
-        if key not in self._ready_keys[key.kind].get(_namespace_of(key), ()) and at < self._put_off.get(
-            key, float("inf")
-        ):
+        if key not in self._ready_keys[key.kind].get(_queue_of(key), ()) and at < self._put_off.get(key, float("inf")):
             self._put_off[key] = at
             heapq.heappush(self._later, (at, next(self._order), key))
 
 
-def _namespace_of(key: Key) -> str:
-    return key.key.partition("/")[0] if "/" in key.key else ""
+def _queue_of(key: Key) -> str:
+    """The fair queue of the object: its namespace. All objects without a namespace share one queue."""
+    return key.key.partition("/")[0] if "/" in key.key else _CLUSTER_SCOPED
 
 
 class WriteRate:

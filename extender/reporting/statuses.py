@@ -282,14 +282,10 @@ def missing_class(status: Json, current: Json) -> str | None:
     )
 
 
-def _valid_reason(status: Json) -> str:
+def _valid_reason(status: Json) -> str | None:
     return next(
-        (
-            condition.get("reason", "")
-            for condition in status.get("conditions") or ()
-            if condition.get("type") == "Valid"
-        ),
-        "",
+        (condition.get("reason") for condition in status.get("conditions") or () if condition.get("type") == "Valid"),
+        None,
     )
 
 

@@ -129,7 +129,8 @@ def format_metrics(
     enforcers = (({"key": key, "by": enforcer or "unknown"}, 1) for key, enforcer in enforced_by.items())
     usable = (({"uuid": uuid}, int(not card_readiness.reason)) for uuid, card_readiness in readiness.items())
     return "".join(
-        (
+        line
+        for family in (
             _format_family("cardwise_share_limit_bytes", "Memory that the container may use on the GPU", limits),
             _format_family("cardwise_share_gpu_bytes", "Memory of the whole GPU", totals),
             _format_family(
@@ -142,6 +143,7 @@ def format_metrics(
             _format_family("cardwise_share_mps_usable", "1 while MPS on the GPU accepts this pod's containers", usable),
             _format_family("cardwise_agent_ready", "1 once the pod's containers may start", [({}, int(ready))]),
         )
+        for line in family
     )
 
 
@@ -149,15 +151,15 @@ def _share_labels(key: str, share: CardShare) -> dict[str, str]:
     return {"key": key, "index": str(share.index), "uuid": share.uuid}
 
 
-def _format_family(name: str, help_text: str, samples: Iterable[tuple[Mapping[str, str], object]]) -> str:
-    lines = [f"{name}{_format_labels(labels)} {text}\n" for labels, text in samples]
-    return "".join([f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n", *lines]) if lines else ""
+def _format_family(name: str, help_text: str, samples: Iterable[tuple[Mapping[str, str], object]]) -> list[str]:
+    """The lines of a metric; none without samples."""
+    lines = [f"{_format_series(name, labels)} {text}\n" for labels, text in samples]
+    return [f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n", *lines] if lines else []
 
 
-def _format_labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items()) + "}"
+def _format_series(name: str, labels: Mapping[str, str]) -> str:
+    pairs = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
+    return f"{name}{{{pairs}}}" if pairs else name
 
 
 def _escape(text: str) -> str:

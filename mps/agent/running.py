@@ -90,7 +90,7 @@ class ShareAgent:
             )
             if previous is None or previous.reason != readiness.reason:
                 level = "warning" if readiness.reason else "info"
-                _log_line(level, "MPS", card=uuid, usable=not readiness.reason, reason=readiness.reason)
+                _log_line(level, "MPS", card=uuid, usable=not readiness.reason, reason=readiness.reason or "")
             self._readiness[uuid] = readiness
 
     def _unready_reasons(self) -> list[str]:

@@ -212,7 +212,7 @@ def pod_grant(pod: PodView, uuid_by_index: dict[int, str]) -> PodGrant:
     shares: dict[tuple[str, str], MiB] = {}
     for key, container_shares in pod.assignment.containers.items():
         for share in container_shares:
-            key_and_uuid = (key if has_containers else "", share.resolve_uuid(uuid_by_index))
+            key_and_uuid = (key if has_containers else "", share.resolve_uuid(uuid_by_index) or "")
             shares[key_and_uuid] = MiB(shares.get(key_and_uuid, 0) + share.mem)
     keys = (
         {container.runtime_id: container.key for container in pod.containers if container.runtime_id}
@@ -222,10 +222,10 @@ def pod_grant(pod: PodView, uuid_by_index: dict[int, str]) -> PodGrant:
     return PodGrant(shares, keys)
 
 
-def event_message(violation: Violation, pod: PodView | None, names: Sequence[str]) -> str:
+def event_message(violation: Violation, pod: PodView | None, names: Sequence[str | None]) -> str:
     """The text of an event about a violation. Pure.
 
-    names: the names of the violation's first processes.
+    names: the names of the violation's first processes; None for a process that has ended.
     """
     shown_processes = [
         f"{pid} ({name})" if name else str(pid) for pid, name in zip(violation.pids, names, strict=False)

@@ -33,8 +33,8 @@ class EvictionBudget:
         self.last_uid = ""  # UID of the last evicted pod
         self._wait_until = 0.0  # the latest time until which the next eviction waits for the end of this pod
 
-    def withheld_reason(self, active_uids: Collection[str], now: float) -> str:
-        """Why no pod may be evicted now, "" if a pod may be evicted.
+    def withheld_reason(self, active_uids: Collection[str], now: float) -> str | None:
+        """Why no pod may be evicted now, None if a pod may be evicted.
 
         active_uids: the UIDs of the node's pods that have not ended.
         now: seconds of the caller's clock.
@@ -43,7 +43,7 @@ class EvictionBudget:
         if len(self._evictions) >= self._per_hour:
             return f"this node has used its {self._per_hour} evictions per hour"
         is_waiting = self.last_uid in active_uids and now < self._wait_until
-        return "the pod that was evicted last has not ended yet" if is_waiting else ""
+        return "the pod that was evicted last has not ended yet" if is_waiting else None
 
     def count_by_namespace(self, now: float) -> Counter[str]:
         """The number of evictions in the last hour, by namespace."""
@@ -101,7 +101,7 @@ class Evictor:
             if violator.pod.uid == self._budget.last_uid:
                 continue  # the pod is being evicted, but the watch has not shown it yet
             reason = self._budget.withheld_reason(active_uids, now)
-            if not reason:
+            if reason is None:
                 self._try_evict(violator, now)
                 continue
             self._reported.add((violator.pod.uid, reason))

@@ -52,14 +52,12 @@ class Ceilings:
         if self.desired is None and not self.confirmed:
             self.confirmed = self._read_ceilings_by_card()
 
-    def change_reason(self) -> str:
-        """A sentence if another program has changed the daemon's ceilings, "" if none has. Raises ControlError."""
+    def change_reason(self) -> str | None:
+        """A sentence if another program has changed the daemon's ceilings, None if none has. Raises ControlError."""
         ceilings = self._read_ceilings_by_card()
-        return (
-            ""
-            if ceilings == self._daemon_ceilings
-            else f"the daemon's ceilings are {ceilings}: another program has changed them"
-        )
+        if ceilings == self._daemon_ceilings:
+            return None
+        return f"the daemon's ceilings are {ceilings}: another program has changed them"
 
     def apply_ceilings(self) -> None:
         """Set the ceilings for the next server, and for future clients of running servers.

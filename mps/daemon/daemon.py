@@ -61,7 +61,7 @@ class Daemon:
     on_change: called from the daemon's thread when the status has changed.
     clock: a clock that all processes of the node share, since the state file has the time of the last check.
     describe_process: returns a text that describes the process with this PID.
-    holders_problem: returns why pods may hold the cards, by a new answer of the API server; "" if no pod holds them.
+    holders_problem: returns why pods may hold the cards, by a new answer of the API server; None if no pod holds them.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Daemon:
         driver: str,
         on_change: Callable[[], None],
         describe_process: Callable[[int], str] = str,
-        holders_problem: Callable[[], str] = str,
+        holders_problem: Callable[[], str | None] = lambda: None,
         host: Host = LOCAL,
         clock: Clock = BOOT,
     ) -> None:

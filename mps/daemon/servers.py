@@ -78,8 +78,8 @@ class Servers:
         previously_listed, self._last_listed = self._last_listed, pids_text
         return OK if previously_listed == pids_text else ActResult(Outcome.BUSY, f"server {pids_text} is starting")
 
-    def _frozen_reason(self, servers: Sequence[int], now: float) -> str:
-        """Why the process of a server makes no progress, "" if all servers make progress."""
+    def _frozen_reason(self, servers: Sequence[int], now: float) -> str | None:
+        """Why the process of a server makes no progress, None if all servers make progress."""
         previous, self._waiting_since = self._waiting_since, {}
         for server in servers:
             activity = self._host.activity(server)
@@ -92,4 +92,4 @@ class Servers:
                 self._waiting_since[server] = (activity, since if last_activity == activity else now)
                 if now - self._waiting_since[server][1] >= _STUCK_SECONDS:
                     return f"server {server} hangs in the driver"
-        return ""
+        return None

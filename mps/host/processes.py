@@ -107,8 +107,8 @@ class Host(Protocol):
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         """The pods and containers of a process, the outermost first."""
 
-    def name(self, pid: int) -> str:
-        """The printable name of a process, "" if there is no such process."""
+    def name(self, pid: int) -> str | None:
+        """The printable name of a process, None if there is no such process."""
 
     def is_server(self, pid: int) -> bool:
         """Whether the process has the name of an MPS server. Any process can choose this name."""
@@ -169,11 +169,11 @@ class LocalHost:
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         return cgroups.read_memberships(pid)
 
-    def name(self, pid: int) -> str:
+    def name(self, pid: int) -> str | None:
         try:
             name = (PROC / str(pid) / "comm").read_text(errors="replace").strip()
         except OSError:
-            return ""
+            return None
         # A process chooses its own name, and administrators read it on their terminals.
         return "".join(character if character.isprintable() else "?" for character in name)
 

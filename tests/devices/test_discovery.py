@@ -81,7 +81,7 @@ class TestRdma:
         )
         tree.port(folder, 1, "1: DOWN", "InfiniBand", "2.5 Gb/sec (1X SDR)")
         (device,) = discover_devices(tree, RDMA)
-        assert device.problem == ""
+        assert device.problem is None
         assert nodes(device) == ["/dev/infiniband/umad0", "/dev/infiniband/umad1", "/dev/infiniband/uverbs0"]
         properties = {key: device.properties[key] for key in ("linkLayer", "rate", "netdev")}
         assert properties == {"linkLayer": "Ethernet", "rate": "100", "netdev": "ens1,ens1d1"}, "of the port that is up"
@@ -130,7 +130,7 @@ class TestRdma:
             (first / name).unlink()
             (first / name).mkdir()  # reading the file fails, as if the firmware did not answer
         device, other = discover_devices(tree, RDMA)
-        assert (device.problem, device.model, other.name) == ("", "MT4119", "mlx5_1")
+        assert (device.problem, device.model, other.name) == (None, "MT4119", "mlx5_1")
         assert not {"firmware", "rate"} & device.properties.keys()
 
 
@@ -151,13 +151,13 @@ class TestPci:
             "driver": "vfio-pci",
             "numaNode": "0",
         }
-        assert (nodes(second), second.common, second.problem) == ([], (), ""), "no driver has it"
+        assert (nodes(second), second.common, second.problem) == ([], (), None), "no driver has it"
 
     def test_network_card_with_a_kernel_driver_has_no_nodes(self, tree):
         card = tree.pci("0000:5e:00.0", "8086", "1572", "020000", driver="i40e", group="7", net=["eth0"])
         tree.character(card, "ptp/ptp0", "248:0", "ptp0")
         (device,) = discover_devices(tree, 'devices: [{kind: nic, pci: {vendor: "8086", class: "02"}}]')
-        assert (nodes(device), device.common, device.problem) == ([], (), "")
+        assert (nodes(device), device.common, device.problem) == ([], (), None)
 
     def test_all_character_devices_of_an_fpga_driver(self, tree):
         card = tree.pci("0000:d8:00.0", "10ee", "903f", "070001", driver="xdma")
@@ -203,7 +203,7 @@ class TestOnePieceOfHardwareIsGivenOnce:
         for number in range(2):
             tree.pci(f"0000:3b:00.{number}", "10ee", "9038", "120000", driver="vfio-pci", group="42")
         first, second = discover_devices(tree, 'devices: [{kind: fpga, pci: {vendor: "10ee"}}]')
-        assert first.problem == ""
+        assert first.problem is None
         assert second.problem == (
             f"{tree.dev}/vfio/42 is the node of fpga 0 (0000:3b:00.0) as well, so a container with one of them would "
             "reach the other; this one is not offered"

@@ -50,20 +50,20 @@ def readiness(folder) -> CardReadiness:
     return mpsfiles.card_readiness(folder, ONE, memory_limit=NEED, clock=CLOCK)
 
 
-def problem(folder, uuid=ONE, **requirements) -> str:
+def problem(folder, uuid=ONE, **requirements) -> str | None:
     return mpsfiles.unready_reason(folder, uuid, clock=CLOCK, **requirements)
 
 
 def test_killed_manager_and_dead_daemon_are_detected_at_once(folder, card):
     assert "no MPS manager runs" in problem(folder)
     held = manager(folder)
-    assert problem(folder) == ""
+    assert problem(folder) is None
     assert "does not serve GPU-2" in problem(folder, TWO)
     card.dies()
     assert "takes no connection" in problem(folder)
     assert "is Ready, not Off" in problem(folder, required_state=MpsState.OFF)
     card.says(state=MpsState.OFF)
-    assert problem(folder, required_state=MpsState.OFF) == "", "no daemon is asked where none should be"
+    assert problem(folder, required_state=MpsState.OFF) is None, "no daemon is asked where none should be"
     held.kill()
     held.communicate()
     assert "no MPS manager runs" in problem(folder, required_state=MpsState.OFF)
@@ -80,7 +80,7 @@ def test_check_does_not_disturb_the_daemon(card):
 
 
 def test_a_ready_card(folder, card):
-    assert readiness(folder) == CardReadiness("", MpsState.READY)
+    assert readiness(folder) == CardReadiness(None, MpsState.READY)
 
 
 @pytest.mark.parametrize("state", [state for state in MpsState if state is not MpsState.READY])
@@ -104,7 +104,7 @@ def test_daemon_that_died_after_the_state_was_written(folder, card):
     assert "takes no connection" in readiness(folder).reason
     assert readiness(folder).state is MpsState.READY
     card.runs()
-    assert readiness(folder).reason == ""
+    assert readiness(folder).reason is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": 99}', b"0" * 100_000])
@@ -115,4 +115,4 @@ def test_damaged_state_file_is_not_ready(folder, card, content):
 
 def test_the_daemon_of_a_whole_node(folder, card):
     card.home = card.home.rename(folder / mps.NODE)
-    assert readiness(folder).reason == ""
+    assert readiness(folder).reason is None

@@ -177,7 +177,7 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
     for seed in (None, past):
         if seed is not None:
             client.delete(paths.secrets(namespace, "certs"))
-            SecretStore(client, namespace, "certs").save(certificates.issue_files(past, hosts), "")
+            SecretStore(client, namespace, "certs").save(certificates.issue_files(past, hosts), None)
         threads = [threading.Thread(target=rotator.ensure_certificates) for rotator in rotators]
         for thread in threads:
             thread.start()

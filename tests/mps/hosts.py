@@ -145,9 +145,9 @@ class FakeHost:
         process = self._living(pid)
         return process.pods if process is not None else ()
 
-    def name(self, pid: int) -> str:
+    def name(self, pid: int) -> str | None:
         process = self._living(pid)
-        return process.name if process is not None else ""
+        return process.name if process is not None else None
 
     def is_server(self, pid: int) -> bool:
         return self.name(pid) == SERVER

@@ -251,7 +251,7 @@ class Node:
         return state
 
     def problem(self, index: int = 0, **requirements: Any) -> str:
-        return mpsfiles.unready_reason(self.root, uuid_of(index), clock=self.clock, **requirements)
+        return mpsfiles.unready_reason(self.root, uuid_of(index), clock=self.clock, **requirements) or ""
 
     def wait_ready(self, index: int = 0, **requirements: Any) -> None:
         self.until(lambda: not self.problem(index, **requirements), f"card {index} is not ready")

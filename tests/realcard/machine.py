@@ -170,7 +170,7 @@ class Machine:
         return Path(mps.folder(str(self.root), self.card.uuid))
 
     def problem(self, need: int = 0) -> str:
-        return mpsfiles.unready_reason(self.root, self.card.uuid, memory_limit=MiB(need))
+        return mpsfiles.unready_reason(self.root, self.card.uuid, memory_limit=MiB(need)) or ""
 
     def wait_ready(self, need: int = 0) -> float:
         """Seconds that it took."""

@@ -142,7 +142,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
             raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 
-def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str, bounds: Bounds) -> None:
+def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str | None, bounds: Bounds) -> None:
     """Add the agent and its mounts, if the namespace's LimitRanges allow it."""
     is_agent = _find_own_agents(pod)
     specs = [container.spec for container in pod.containers]
@@ -180,16 +180,17 @@ def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str, bound
     _set_mounts(pod, {new_keys.get(key, key): whole for key, whole in sharing.items()}, hook)
 
 
-def _read_choice(pod: PodUnderReview) -> str:
-    text = str(pod.annotations.get(names.SHARE_AGENT, ""))
+def _read_choice(pod: PodUnderReview) -> str | None:
+    """The choice in the pod's annotation; None without one. Raises InvalidRequest."""
+    text = str(pod.annotations.get(names.SHARE_AGENT) or "")
     if text and text not in get_args(AgentChoice):
         raise InvalidRequest(
             _FIELD, f"{quote_text(text)} is not a choice", f"write one of: {', '.join(get_args(AgentChoice))}"
         )
-    return text
+    return text or None
 
 
-def _warn_no_hook(pod: PodUnderReview, hook: str, reason: str) -> None:
+def _warn_no_hook(pod: PodUnderReview, hook: str | None, reason: str) -> None:
     """Warn about a pod that requests the hook but gets no agent, which provides the hook's files."""
     if hook:
         pod.warnings.append(f"{frameworks.FIELD}: the hook is not installed, because {reason}")
@@ -306,7 +307,7 @@ def _set_volume(pod: PodUnderReview, *, needed: bool) -> None:
         pod.spec["volumes"] = new_volumes
 
 
-def _set_mounts(pod: PodUnderReview, sharing: Mapping[str, bool], hook: str) -> None:
+def _set_mounts(pod: PodUnderReview, sharing: Mapping[str, bool], hook: str | None) -> None:
     """Add the agent's mounts to each container with a share, and remove them from others.
 
     sharing: for each key of a container with a share, whether its cards are whole.
@@ -314,14 +315,14 @@ def _set_mounts(pod: PodUnderReview, sharing: Mapping[str, bool], hook: str) -> 
     for i, container in enumerate(pod.containers):
         if container.key == pod.agent:
             continue
-        gets_hook = bool(hook) and sharing.get(container.key) is False
+        own_hook = hook if sharing.get(container.key) is False else None
         changed = dict(container.spec)
         mounts = changed.get("volumeMounts") or []
-        agent_mounts = _agent_mounts(container.key, sharing, hook=gets_hook)
+        agent_mounts = _agent_mounts(container.key, sharing, hook=own_hook is not None)
         if [m for m in mounts if m.get("name") == shareagent.VOLUME] != agent_mounts:
             changed["volumeMounts"] = [*(m for m in mounts if m.get("name") != shareagent.VOLUME), *agent_mounts]
-        if gets_hook:
-            changed["env"], hook_warnings = frameworks.environment(changed.get("env") or [], hook, container.path)
+        if own_hook is not None:
+            changed["env"], hook_warnings = frameworks.environment(changed.get("env") or [], own_hook, container.path)
             pod.warnings += hook_warnings
         if changed != container.spec:
             pod.replace_container(i, changed)
@@ -425,8 +426,8 @@ def _agent_amounts(
     return resources
 
 
-def _misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
-    """Why a LimitRange would refuse the pod with the agent; "" if none does.
+def _misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[Json], bounds: Bounds) -> str | None:
+    """Why a LimitRange would refuse the pod with the agent; None if none does.
 
     Kubernetes writes the defaults of LimitRanges into the agent after the webhook has added it, and then calls the
     webhook again. They count from the first call, so that the second call has the same result.
@@ -444,7 +445,7 @@ def _misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[J
             agent_amount = _read_amount(stored_agent, kind, name)
             if agent_amount and _sum_amounts(app_containers, stored_init, kind, name) > maximum.number:
                 return f"a LimitRange allows a pod {maximum.text} of {name} at most"
-    return ""
+    return None
 
 
 def _with_defaults(container: Json, bounds: Bounds) -> Json:

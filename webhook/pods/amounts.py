@@ -117,9 +117,9 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         resources = container.spec.get("resources") or {}
         for kind in ("limits", "requests"):
             for name in resources.get(kind) or ():
-                if not name.startswith(names.CLASS_PREFIX) or name in _KNOWN_RESOURCES:
-                    continue
                 class_name = names.class_of(name)
+                if class_name is None or name in _KNOWN_RESOURCES:
+                    continue
                 field = f"{container.path}.resources.{kind}[{name}]"
                 _check_class(
                     class_name,
@@ -199,14 +199,14 @@ def _entries_of_limit_range(annotation: str) -> set[tuple[str, str, str]]:
     return lists
 
 
-def _annotated_class(pod: PodUnderReview) -> str:
-    """The class in the pod's annotation, for containers without a class; "" without the annotation. Raises
+def _annotated_class(pod: PodUnderReview) -> str | None:
+    """The class in the pod's annotation, for containers without a class; None without the annotation. Raises
     InvalidRequest.
     """
     name = str(pod.annotations.get(names.CLASS) or "")
     if name:
         classes.check_name(name, f"metadata.annotations[{names.CLASS}]")
-    return name
+    return name or None
 
 
 def _request_annotated_class(pod: PodUnderReview, class_name: str) -> None:
@@ -325,7 +325,7 @@ def _device_classes(pod: PodUnderReview, lookup: Lookup) -> list[str]:
         for _, amounts in containers.amount_lists(container.spec.get("resources") or {})
         for name in amounts
     }
-    return [name for name in class_names - {""} if _is_device_class(name, lookup)]
+    return [name for name in class_names if name and _is_device_class(name, lookup)]
 
 
 def _is_device_class(name: str, lookup: Lookup) -> bool:

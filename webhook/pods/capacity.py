@@ -145,7 +145,7 @@ def _refuse_oversized_requests(requested: PodRequest, cards: CardSizes, resource
                 f"{_describe_mib(container.mem_per_card)} on each of {container.cards} GPUs{class_phrase} is more "
                 "than any node has "
                 f"({largest})",
-                f"request at most {container.cards * largest}Mi{_unit_hint(container)}",
+                f"request at most {container.cards * largest}Mi{_unit_suffix(container)}",
             )
     if requested.largest_share > cards.largest:
         too_large = [
@@ -175,7 +175,7 @@ def _suggest_smaller(
     if not share_mib or culprit.mem % share_mib:
         can_split = any(n * cards.largest_for(n) >= culprit.mem for n in range(2, cards.max_cards + 1))
         split_hint = f", or split it over GPUs with {names.GPU_COUNT}" if can_split else ""
-        return names.GPU_MEM, f"request at most {cards.largest}Mi{split_hint}{_unit_hint(culprit)}"
+        return names.GPU_MEM, f"request at most {cards.largest}Mi{split_hint}{_unit_suffix(culprit)}"
     count, key = cards.largest // share_mib, names.CLASS_PREFIX + culprit.resource_class
     if not count:
         return key, f"one of the class is {share_mib} MiB: add {names.GPU_MEM} with at most {cards.largest}Mi"
@@ -190,7 +190,7 @@ def _describe_mib(amount: MiB) -> str:
     return f"{amount} MiB" + (f" ({amount // _GIB} GiB)" if is_whole_gib else "")
 
 
-def _unit_hint(container: ContainerRequest) -> str:
+def _unit_suffix(container: ContainerRequest) -> str:
     """The hint for 8M, which is also how the API server stores 8000000."""
     return "; a number without Mi or Gi, such as 8M, means MiB, not bytes" if container.mem % 1000**2 == 0 else ""
 

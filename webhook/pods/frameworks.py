@@ -25,12 +25,12 @@ MOUNT: Final[Json] = {
 }
 
 
-def check(text: str, field: str = FIELD) -> str:
-    """The frameworks that the hook handles: "" for none, `on` for all, or names separated by commas. Raises
+def check(text: str, field: str = FIELD) -> str | None:
+    """The frameworks that the hook handles: None for none, `on` for all, or names separated by commas. Raises
     InvalidRequest.
     """
     if text in (ON, OFF):
-        return "" if text == OFF else ON
+        return None if text == OFF else ON
     framework_names = [name.strip() for name in text.split(",")]
     unknown_names = [name for name in framework_names if name not in share.FRAMEWORKS]
     if unknown_names:
@@ -43,13 +43,13 @@ def check(text: str, field: str = FIELD) -> str:
     return ",".join(dict.fromkeys(framework_names))
 
 
-def read_hook(pod: PodUnderReview) -> str:
-    """The frameworks that the pod's hook handles, as `check` returns them; "" if all its cards are whole, since those
+def read_hook(pod: PodUnderReview) -> str | None:
+    """The frameworks that the pod's hook handles, as `check` returns them; None if all its cards are whole, since those
     need no hook. Raises InvalidRequest.
     """
     text = pod.annotations.get(names.FRAMEWORKS)
-    hook = check(text) if text is not None else ""
-    return hook if any(not card.whole for card in pod.cards.values()) else ""
+    hook = check(text) if text is not None else None
+    return hook if any(not card.whole for card in pod.cards.values()) else None
 
 
 def environment(entries: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:

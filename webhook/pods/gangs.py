@@ -211,12 +211,13 @@ def _check_template(manifest: Json, resource: str, schedulers: Collection[str]) 
     return tuple(warnings)
 
 
-def _template_error(manifest: Json, resource: str, schedulers: Collection[str]) -> str:
+def _template_error(manifest: Json, resource: str, schedulers: Collection[str]) -> str | None:
+    """Why the template is refused; None if it is not."""
     try:
         _check_template(manifest, resource, schedulers)
     except InvalidRequest as error:
         return str(error)
-    return ""
+    return None
 
 
 def _count_parallel_pods(manifest: Json, resource: str) -> int | None:

@@ -139,6 +139,6 @@ def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:
     )
 
 
-def _multi_card_container(pod_request: PodRequest) -> str:
-    """The name of the first container with several cards; "" without one."""
-    return next((container.name or container.key for container in pod_request.containers if container.cards > 1), "")
+def _multi_card_container(pod_request: PodRequest) -> str | None:
+    """The name of the first container with several cards; None without one."""
+    return next((container.name or container.key for container in pod_request.containers if container.cards > 1), None)

@@ -87,13 +87,13 @@ def _warn_scheduler(pod: PodUnderReview, schedulers: Collection[str]) -> None:
             f"the field, or write {own_scheduler}"
         )
     pod.warnings += [
-        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_gate_remover(gate['name'])}"
+        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_remover_suffix(gate['name'])}"
         for gate in pod.spec.get("schedulingGates") or ()
         if gate.get("name") not in (None, "", names.GANG)
     ]
 
 
-def _gate_remover(gate: str) -> str:
+def _remover_suffix(gate: str) -> str:
     return ", by Kueue" if gate.startswith("kueue.x-k8s.io/") else ""
 
 
@@ -111,7 +111,7 @@ def _warn_nodes(pod: PodUnderReview, pod_request: PodRequest, context: Context) 
         shown_labels = ", ".join(unmatched[:_MAX_SHOWN_KEYS])
         pod.warnings.append(
             f"spec.nodeSelector: no node with GPUs has {shown_labels} now; the pod waits until one does"
-            f"{_hint_node_label(selector, unmatched, offers)}"
+            f"{_node_label_suffix(selector, unmatched, offers)}"
         )
     elif admitting is not None and not admitting:
         field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
@@ -154,9 +154,9 @@ def _covers(existing: Json, added: Json) -> bool:
     return matches_any and Toleration.from_json(existing).tolerates(Taint.from_json(added))
 
 
-def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: NodeOffers) -> str:
-    """A hint about the label that was probably meant by a node selector's entry which no node with GPUs has; "" if
-    unknown.
+def _node_label_suffix(selector: Mapping[str, str], unmatched: Collection[str], offers: NodeOffers) -> str:
+    """A hint about the label that was probably meant by a node selector's entry which no node with GPUs has, as
+    the end of a sentence; empty if unknown.
     """
     label_values = offers.label_values()
     for key, label_value in islice(selector.items(), _MAX_SHOWN_KEYS):

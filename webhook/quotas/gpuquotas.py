@@ -35,7 +35,7 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
         if entry.resource_class and resource_class is None:
             compared += 1
             suggested_name = (
-                lookalikes.suggest_class(entry.resource_class, candidates) if compared <= _MAX_COMPARED else ""
+                lookalikes.suggest_class(entry.resource_class, candidates) if compared <= _MAX_COMPARED else None
             )
             hint = f"did you mean {suggested_name}?" if suggested_name else "(kubectl get resourceclass)"
             warnings.append(

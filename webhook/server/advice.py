@@ -74,8 +74,10 @@ def warn_resource_quota(
     if shares := hard.get(quotas.SHARES):
         warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
     uncounted_entry = quotas.unlimited_amount_key(hard)
-    if any(quotas.counts_in_place_of(quota_usage.quota, uncounted_entry) for quota_usage in quota_usages):
-        uncounted_entry = ""
+    if uncounted_entry is not None and any(
+        quotas.counts_in_place_of(quota_usage.quota, uncounted_entry) for quota_usage in quota_usages
+    ):
+        uncounted_entry = None
     if (
         uncounted_entry == quotas.SHARES
         and quotas.WHOLE_CARDS in unchanged_amounts
@@ -160,7 +162,7 @@ def _uncounted_keys(
             continue
         if class_name := names.class_of(name):
             if class_name not in known_classes:
-                suggested_name = _suggest_class_resource(class_name, known_classes) if comparisons.begin() else ""
+                suggested_name = _suggest_class_resource(class_name, known_classes) if comparisons.begin() else None
                 hint = f"; did you mean {quota_key(suggested_name)}?" if suggested_name else ""
                 yield key, f"there is no ResourceClass {class_name} now; until there is one, it counts nothing{hint}"
         elif offered_names is not None and name not in offered_names:
@@ -177,8 +179,8 @@ def _uncounted_keys(
             yield key, "no node offers it, so it counts nothing until one does"
 
 
-def _suggest_class_resource(name: str, class_names: Iterable[str]) -> str:
-    """The resource of an existing class with a similar name, for a resource of an unknown class; "" for none."""
+def _suggest_class_resource(name: str, class_names: Iterable[str]) -> str | None:
+    """The resource of an existing class with a similar name, for a resource of an unknown class; None for none."""
     if suggested_name := lookalikes.suggest_class(name, class_names):
         return names.CLASS_PREFIX + suggested_name
     return lookalikes.suggest_resource(names.CLASS_PREFIX + name)

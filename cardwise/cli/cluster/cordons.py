@@ -164,8 +164,8 @@ def uncordon_command(card: ExtendedResource) -> str:
     return command("cardwise uncordon {node}/{index}", node=card.spec.node, index=card.spec.index)
 
 
-def describe_author(card: ExtendedResource) -> str:
-    """The user and time of the cordon, such as " by anna at TIME", with a leading space; "" if unknown."""
+def author_suffix(card: ExtendedResource) -> str:
+    """The user and time of the cordon, such as " by anna at TIME", with a leading space; empty if unknown."""
     cordon = card.spec.cordon
     author = f" by {wording.quote_unless_name(cordon.user)}" if cordon.user else ""
     return author + (f" at {wording.quote_unless_name(cordon.time)}" if cordon.time else "")

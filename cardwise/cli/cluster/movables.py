@@ -102,9 +102,9 @@ def is_job_pod(pod: Json) -> bool:
     return _group_and_kind(workloads.controller_of(pod)) == _JOB
 
 
-def _group_and_kind(owner: Json) -> tuple[str, str]:
+def _group_and_kind(owner: Json) -> tuple[str, str | None]:
     """The API group and the kind of a pod's owner."""
-    return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
+    return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind")
 
 
 def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str | None:

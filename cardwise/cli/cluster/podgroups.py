@@ -71,7 +71,7 @@ def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[
     pods: dict[tuple[str, str], list[Json]] = {}
     selector = paths.label_query(names.GANG, name) if name else {"labelSelector": names.GANG}
     for pod in client.list_objects(paths.pods(namespace), selector):
-        pods.setdefault((pod["metadata"]["namespace"], _gang_name(pod)), []).append(pod)
+        pods.setdefault((pod["metadata"]["namespace"], _gang_name(pod) or ""), []).append(pod)
     keys = sorted(groups.keys() | {key for key, members in pods.items() if not _has_no_minimum(members)})
     return [_view_gang(key, groups.get(key, {}), pods.get(key, [])) for key in keys if name in ("", key[1])]
 
@@ -94,8 +94,9 @@ def reserving_gangs(client: KubeClient) -> list[GangView]:
         return []
 
 
-def _gang_name(pod: Json) -> str:
-    return str(labels_of(pod).get(names.GANG) or "")
+def _gang_name(pod: Json) -> str | None:
+    """The name of the pod's gang; None if the pod is in no gang."""
+    return labels_of(pod).get(names.GANG) or None
 
 
 def _list_groups(client: KubeClient, namespace: str) -> Iterator[Json]:

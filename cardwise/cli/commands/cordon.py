@@ -40,4 +40,4 @@ def uncordon(card: str) -> None:
 
 def _describe_cordon(card: ExtendedResource) -> str:
     reason = wording.sanitize_message(card.spec.cordon.reason)
-    return cordons.describe_author(card) + (f": {reason}" if reason else "")
+    return cordons.author_suffix(card) + (f": {reason}" if reason else "")

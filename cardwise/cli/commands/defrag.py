@@ -178,7 +178,7 @@ def defrag(
     abandoned = _ignore_cordons_of_defrag(cluster_state)
     for card in abandoned:
         next_step = "--evict uncordons it or takes it over" if dry_run else "it will be uncordoned or taken over"
-        author = cordons.describe_author(card)
+        author = cordons.author_suffix(card)
         console.print_text(
             f"note: {cordons.describe_card(card)} was cordoned{author} by another defrag and counts as free: "
             f"{next_step}",

@@ -103,7 +103,7 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     summary = summarize_cluster(client, cluster_state, cardwise_namespace)
     for card in cordons.abandoned_defrag_cordons(cluster_state.resources, client.server_time()):
         summary.notes.append(
-            f"{cordons.describe_card(card)} was cordoned{cordons.describe_author(card)} by a defrag; if that is no "
+            f"{cordons.describe_card(card)} was cordoned{cordons.author_suffix(card)} by a defrag; if that is no "
             f"longer running, uncordon it: {cordons.uncordon_command(card)}"
         )
     for note in summary.notes:

@@ -336,7 +336,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
     resources = msgspec.convert(cordoned_cards, list[ExtendedResource])
     for listed in cordons.abandoned_defrag_cordons(resources, now):
         card = cordons.describe_card(listed)
-        text = f"{card} was cordoned{cordons.describe_author(listed)} by a defrag and has not been uncordoned"
+        text = f"{card} was cordoned{cordons.author_suffix(listed)} by a defrag and has not been uncordoned"
         remedy = f"if none runs any more: {cordons.uncordon_command(listed)}"
         yield Finding("cards", Severity.WARNING, text, remedy)
     if cordoned_cards and not usable_count:

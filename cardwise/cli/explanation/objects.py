@@ -83,7 +83,7 @@ def _card_as_json(card: CardView) -> Json:
         "freeMiB": card.free,
         "totalMiB": card.total,
         "shortMiB": card.missing_mib,
-        "unavailableReason": card.closed,
+        "unavailableReason": card.closed or "",
         "healthy": card.healthy,
         "cordoned": card.cordoned,
         "pods": [{"namespace": holding.namespace, "name": holding.name} for holding in card.holders],

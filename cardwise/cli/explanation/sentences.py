@@ -4,7 +4,7 @@ The explanation uses the extender's engine, with the placement policy that appli
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cardwise.cli.cluster import liveworkload, nodestates, published, workloads
 from cardwise.cli.cluster.published import PublishedPolicy
@@ -13,6 +13,7 @@ from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.api.isolation import ComputeTier, MemoryTier
 from cardwise.core.api.mps import MpsState
+from cardwise.core.placement.fitting import CardClosed
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
@@ -29,7 +30,12 @@ if TYPE_CHECKING:
 
 _STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 _ADMISSION_ERROR = "UnexpectedAdmissionError"  # the kubelet's reason if a device plugin has refused an allocation
-_UNAVAILABLE_TEXT = {"type": ", not in the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
+_UNAVAILABLE_TEXT: Final[Mapping[CardClosed | None, str]] = {
+    None: "",
+    CardClosed.TYPE: ", not in the class",
+    CardClosed.QUOTA: ", closed by quota",
+    CardClosed.MPS: ", closed by MPS",
+}
 _DEVICE_REFUSALS = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
 _MAX_LISTED_NODES = 10  # maximum number of fitting nodes named in one line
 _MAX_MODEL_BYTES = 80  # maximum length of a model's name
@@ -212,14 +218,14 @@ def _explain_placed(
                 ""
                 if cluster_state is None
                 else _describe_neighbors(cluster_state, node, share, pod)
-                + _describe_card_state(cluster_state, node, share)
-                + _describe_isolation(cluster_state, share)
+                + _card_state_suffix(cluster_state, node, share)
+                + _isolation_suffix(cluster_state, share)
             )
             card = f"GPU {share.index} {quote_unless_name(share.uuid)}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {amount_text} of {card}{details}")
     for key, devices in pod_assignment.devices.items():
         for device in devices:
-            state = "" if cluster_state is None else _describe_device_state(cluster_state, node, device)
+            state = "" if cluster_state is None else _device_state_suffix(cluster_state, node, device)
             class_name = quote_unless_name(device.resource_class)
             description = f"device {quote_unless_name(device.uuid)} of class {class_name}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {description}{state}")
@@ -389,8 +395,8 @@ def _is_same_card(node: NodeState | None, share: assignment.CardShare, other: as
     return card_of(share) == card_of(other) if node is None or position is None else position == node.position(other)
 
 
-def _describe_card_state(cluster_state: ClusterState, node: str, share: assignment.CardShare) -> str:
-    """Describe a fault of the card; "" without a fault."""
+def _card_state_suffix(cluster_state: ClusterState, node: str, share: assignment.CardShare) -> str:
+    """Describe a fault of the card, as the end of a sentence; empty without a fault."""
     state = cluster_state.ledger.node(node)
     position = state.position(share) if state is not None else None
     if state is None or position is None:
@@ -408,8 +414,8 @@ def _describe_card_state(cluster_state: ClusterState, node: str, share: assignme
     return health_note + "; this GPU is cordoned" * card.cordoned
 
 
-def _describe_isolation(cluster_state: ClusterState, share: assignment.CardShare) -> str:
-    """Describe what limits the share; "" for a whole GPU, and if the node has not reported it."""
+def _isolation_suffix(cluster_state: ClusterState, share: assignment.CardShare) -> str:
+    """What limits the share, as the end of a line; empty for a whole GPU, or if the node has not reported it."""
     tiers = next((r.status.isolation for r in cluster_state.resources if r.spec.uuid == share.uuid), None)
     if share.whole or tiers is None:
         return ""
@@ -427,8 +433,8 @@ def _health_reason_suffix(cluster_state: ClusterState, uuid: str) -> str:
     return f" ({wording.sanitize_message(reason)})" if reason else ""
 
 
-def _describe_device_state(cluster_state: ClusterState, node: str, share: assignment.DeviceShare) -> str:
-    """Describe a fault of the device; "" without a fault."""
+def _device_state_suffix(cluster_state: ClusterState, node: str, share: assignment.DeviceShare) -> str:
+    """Describe a fault of the device, as the end of a sentence; empty without a fault."""
     state = cluster_state.ledger.node(node)
     device = (
         next((listed for listed in state.devices if listed.uuid == share.uuid), None) if state is not None else None
@@ -544,8 +550,8 @@ def _describe_card(card: explanation.CardView, status: ExtendedResourceStatus) -
         if card.holders
         else ""
     )
-    unavailable_note = _UNAVAILABLE_TEXT.get(card.closed, "") + (
-        _describe_mps(status.mps) if card.closed == "mps" else ""
+    unavailable_note = _UNAVAILABLE_TEXT[card.closed] + (
+        _describe_mps(status.mps) if card.closed is CardClosed.MPS else ""
     )
     model = wording.sanitize_message(card.model, _MAX_MODEL_BYTES)
     return (

@@ -42,12 +42,12 @@ class CardShare:
     total: MiB
     whole: bool = False
 
-    def resolve_uuid(self, uuids: Mapping[int, str]) -> str:
-        """The UUID of the share's card; "" if the node reports no card with this index.
+    def resolve_uuid(self, uuids: Mapping[int, str]) -> str | None:
+        """The UUID of the share's card; None if the node reports no card with this index.
 
         uuids: the UUIDs of the node's cards, by index.
         """
-        return self.uuid or uuids.get(self.index, "")
+        return self.uuid or uuids.get(self.index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,16 +45,16 @@ def count_nvidia_gpus(capacity: Mapping[str, str]) -> int:
     return sum(quantity.count(capacity.get(name, 0), minimum=0) for name in _NVIDIA_RESOURCES)
 
 
-def nvidia_plugin_problem(nvidia_gpus: int) -> str:
-    """Why Cardwise shares no card of a node on which NVIDIA's device plugin offers so many GPUs; "" for 0."""
+def nvidia_plugin_problem(nvidia_gpus: int) -> str | None:
+    """Why Cardwise shares no card of a node on which NVIDIA's device plugin offers so many GPUs; None for 0."""
     if not nvidia_gpus:
-        return ""
+        return None
     return (
         f"NVIDIA's device plugin serves this node ({names.NVIDIA_GPU}: {nvidia_gpus}): stop it there, or set --gpus to "
         "the GPUs that Cardwise may share"
     )
 
 
-def upgrade_label(labels: Mapping[str, str]) -> str:
-    """The label, as KEY=VALUE, by which the GPU Operator shows that it replaces the node's driver; "" if absent."""
-    return next((f"{key}={state}" for key, state in UPGRADING.items() if labels.get(key) == state), "")
+def upgrade_label(labels: Mapping[str, str]) -> str | None:
+    """The label, as KEY=VALUE, by which the GPU Operator shows that it replaces the node's driver; None if absent."""
+    return next((f"{key}={state}" for key, state in UPGRADING.items() if labels.get(key) == state), None)

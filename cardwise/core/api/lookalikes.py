@@ -100,8 +100,8 @@ def is_of_other_vendor(name: str) -> bool:
     return any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _VENDORS)
 
 
-def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
-    """The resource that `name` probably means; "" for none.
+def suggest_resource(name: str, others: Iterable[str] = ()) -> str | None:
+    """The resource that `name` probably means; None for none.
 
     others: the candidates besides Cardwise's own resources, such as resources that nodes offer, and classes.
     """
@@ -111,33 +111,33 @@ def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
         vendors = [other for other in others if is_of_other_vendor(other)]
         return min(
             (other for other in select_alike(name, vendors) if _name_distance(name, other, _MIN_EDITS) <= _MIN_EDITS),
-            default="",
+            default=None,
         )
     if len(name) > _MAX_COMPARED_LENGTH:
-        return ""
+        return None
     limit = max(_MIN_EDITS, len(name) // _LENGTH_PER_EDIT)
     candidates = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE, *select_alike(name, others))
     nearest = _choose_nearest(candidates, limit, partial(_name_distance, name))
-    return _FULL_NAMES.get(nearest, nearest)
+    return _FULL_NAMES.get(nearest, nearest) if nearest is not None else None
 
 
-def suggest_class(name: str, class_names: Iterable[str]) -> str:
-    """The class of `class_names` that an unknown name probably means; "" for none."""
+def suggest_class(name: str, class_names: Iterable[str]) -> str | None:
+    """The class of `class_names` that an unknown name probably means; None for none."""
     if len(name) > _MAX_COMPARED_LENGTH:
-        return ""
+        return None
     limit = max(1, len(name) // _LENGTH_PER_EDIT)
     return _choose_nearest(select_alike(name, sorted(class_names)), limit, partial(_edit_distance, name))
 
 
-def suggest_card_label(key: str) -> str:
-    """The key of `CARD_LABELS` that an unknown key of a selector probably means; "" for none."""
+def suggest_card_label(key: str) -> str | None:
+    """The key of `CARD_LABELS` that an unknown key of a selector probably means; None for none."""
     if key in CARD_LABELS or len(key) > _MAX_COMPARED_LENGTH:
-        return ""
+        return None
     return _choose_nearest(CARD_LABELS, max(1, len(key) // _LENGTH_PER_EDIT), partial(_edit_distance, key))
 
 
-def suggest_annotation(key: str) -> str:
-    """The key in `names.USER_ANNOTATIONS` that an unknown key of Cardwise's domain probably means; "" for none."""
+def suggest_annotation(key: str) -> str | None:
+    """The key in `names.USER_ANNOTATIONS` that an unknown key of Cardwise's domain probably means; None for none."""
     return _find_nearest(key, names.USER_ANNOTATIONS)
 
 
@@ -146,8 +146,8 @@ def is_like_own(key: str) -> bool:
     return len(key) <= _MAX_COMPARED_LENGTH and _POSSIBLY_OWN_KEY.search(key) is not None
 
 
-def suggest_pod_key(key: str, text: str = "") -> str:
-    """For an annotation or label of a pod that Cardwise does not read: the key or resource that it probably means; ""
+def suggest_pod_key(key: str, text: str = "") -> str | None:
+    """For an annotation or label of a pod that Cardwise does not read: the key or resource that it probably means; None
     for none.
 
     Unknown keys of Cardwise's own domain are handled by `suggest_annotation`, because the webhook removes them.
@@ -156,25 +156,25 @@ def suggest_pod_key(key: str, text: str = "") -> str:
         return _FOREIGN_KEYS[key]
     domain, _, name = key.rpartition("/")
     if not domain or domain == names.GROUP or key in _GANG_KEYS or len(key) > _MAX_COMPARED_LENGTH:
-        return ""
+        return None
     if own_key := _suggest_own_key(domain, name):
-        return suggest_annotation(own_key) or (own_key if own_key in names.USER_ANNOTATIONS else "")
+        return suggest_annotation(own_key) or (own_key if own_key in names.USER_ANNOTATIONS else None)
     is_gang_key = min(_edit_distance(domain, known, _MIN_EDITS) for known in _GANG_DOMAINS) <= _MIN_EDITS
     if not is_gang_key or not _GANG_WORD.match(name):
-        return ""
+        return None
     if text.isdigit():
         return names.GROUP_NUM
     return names.COSCHEDULING if name.startswith("pod") else names.GROUP_NAME
 
 
-def suggest_namespace_key(key: str, *, label: bool) -> str:
-    """For an annotation or label of a namespace that Cardwise does not read: the key that it probably means, or ""."""
+def suggest_namespace_key(key: str, *, label: bool) -> str | None:
+    """For an annotation or label of a namespace that Cardwise does not read: the key that it probably means, if any."""
     domain, _, name = key.rpartition("/")
     own_key = _suggest_own_key(domain, name)
     read_keys = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS
     keys_of_other_part = _NAMESPACE_ANNOTATIONS if label else _NAMESPACE_LABELS
     if not own_key or key in read_keys or len(key) > _MAX_COMPARED_LENGTH:
-        return ""
+        return None
     if key in keys_of_other_part:
         return f"the {'annotation' if label else 'label'} {key}"
     return own_key if own_key in read_keys else _find_nearest(own_key, read_keys)
@@ -190,19 +190,19 @@ def is_namespace_annotation(key: str) -> bool:
     return key in _NAMESPACE_ANNOTATIONS
 
 
-def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collection[str]]) -> str:
-    """The entry of a node selector that `key=text` probably means, as `key=value` or a key; "" for none.
+def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collection[str]]) -> str | None:
+    """The entry of a node selector that `key=text` probably means, as `key=value` or a key; None for none.
 
     label_values: the labels of nodes, each with its values.
     """
     if key not in label_values:
         return _find_nearest_label_value(key, label_values)
     nearest = _find_nearest_label_value(text, label_values[key])
-    return f"{key}={nearest}" if nearest else ""
+    return f"{key}={nearest}" if nearest else None
 
 
-def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str:
-    """The nearest candidate for a label's key or value within two edits (fewer for short texts), ignoring case; "" if
+def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str | None:
+    """The nearest candidate for a label's key or value within two edits (fewer for short texts), ignoring case; None if
     there is none.
     """
     lower = text.lower()
@@ -213,16 +213,16 @@ def _find_nearest_label_value(text: str, candidates: Iterable[str]) -> str:
     )
 
 
-def _suggest_own_key(domain: str, name: str) -> str:
-    """The key with Cardwise's domain, if the given domain is Cardwise's or a misspelling of it; else ""."""
+def _suggest_own_key(domain: str, name: str) -> str | None:
+    """The key with Cardwise's domain, if the given domain is Cardwise's or a misspelling of it; else None."""
     plain = domain.lower()
     is_ours = "cardwise" in plain or _edit_distance(plain, names.GROUP, _MIN_EDITS) <= _MIN_EDITS
-    return f"{names.GROUP}/{name.lower()}" if is_ours else ""
+    return f"{names.GROUP}/{name.lower()}" if is_ours else None
 
 
-def _find_nearest(key: str, candidates: Iterable[str]) -> str:
+def _find_nearest(key: str, candidates: Iterable[str]) -> str | None:
     if len(key) > _MAX_COMPARED_LENGTH:
-        return ""
+        return None
     limit = max(1, len(key.partition("/")[2]) // _LENGTH_PER_EDIT)
     return _choose_nearest(sorted(candidates), limit, partial(_edit_distance, key))
 
@@ -242,12 +242,12 @@ def _letter_pairs(name: str) -> frozenset[tuple[str, str]]:
     return frozenset(pairwise(name.lower()))
 
 
-def _choose_nearest(candidates: Iterable[str], limit: int, distance: Callable[[str, int], int]) -> str:
-    """The nearest candidate within `limit` edits, the first if several are equally near; "" if there is none.
+def _choose_nearest(candidates: Iterable[str], limit: int, distance: Callable[[str, int], int]) -> str | None:
+    """The nearest candidate within `limit` edits, the first if several are equally near; None if there is none.
 
     distance: returns the edits for a candidate and a limit; above the limit, the number need not be exact.
     """
-    nearest = ""
+    nearest: str | None = None
     for candidate in candidates:
         if limit < 0:
             break

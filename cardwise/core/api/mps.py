@@ -247,8 +247,8 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
 
 def start_problem(
     status: Status, uuid: str, *, now: float, required_state: MpsState = MpsState.READY, required_mib: MiB = MiB(0)
-) -> str:
-    """Why a container may not start on the card yet; "" if it may.
+) -> str | None:
+    """Why a container may not start on the card yet; None if it may.
 
     now: CLOCK_BOOTTIME, in seconds.
     required_state: READY, or OFF for a container without MPS, which may also start while the state is UNAVAILABLE.
@@ -260,7 +260,7 @@ def start_problem(
     if uuid not in status.uuids:
         return f"the state file is about {', '.join(status.uuids) or 'no GPU'}, not {uuid}"
     if status.state is MpsState.UNAVAILABLE and required_state is MpsState.OFF:
-        return ""
+        return None
     if status.state is not required_state:
         return f"MPS on GPU {uuid} is {status.state}, not {required_state}" + (
             f": {status.reason}" if status.reason else ""
@@ -274,7 +274,7 @@ def start_problem(
             f"MPS on GPU {uuid} allows {allowed} MiB, and {required_mib} MiB are needed; the manager raises it at any "
             "moment"
         )
-    return ""
+    return None
 
 
 def is_stale(status: Status, now: float) -> bool:

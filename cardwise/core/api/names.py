@@ -187,11 +187,11 @@ def is_written_by_cardwise(key: str) -> bool:
     return key in _WRITTEN_ANNOTATIONS or key.startswith(_WRITTEN_PREFIXES)
 
 
-def class_of(resource: str) -> str:
-    """The ResourceClass of a resource name such as `cardwise.dev/nvidia.tesla.k80`; "" for other names."""
+def class_of(resource: str) -> str | None:
+    """The ResourceClass of a resource name such as `cardwise.dev/nvidia.tesla.k80`; None for other names."""
     if resource.startswith(CLASS_PREFIX) and resource not in OWN_RESOURCES:
         return resource.removeprefix(CLASS_PREFIX)
-    return ""
+    return None
 
 
 def pci_devices_env(resource_class: str) -> str:

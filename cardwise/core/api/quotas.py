@@ -150,14 +150,14 @@ def min_charge_of_share(cards: int, mem: int, smallest: int) -> Charge:
     return Charge(cards, mem, 0) if mem else Charge(cards, cards * smallest, cards)
 
 
-def unlimited_amount_key(hard: Collection[str]) -> str:
+def unlimited_amount_key(hard: Collection[str]) -> str | None:
     """The key that a namespace's ResourceQuotas lack: `WHOLE_CARDS` if they have only `SHARES`, and the other way
-    round. Requests of this form then have no limit. "" if the quotas have both keys or neither.
+    round. Requests of this form then have no limit. None if the quotas have both keys or neither.
 
     hard: the keys of the ResourceQuotas.
     """
     if (SHARES in hard) == (WHOLE_CARDS in hard):
-        return ""
+        return None
     return WHOLE_CARDS if SHARES in hard else SHARES
 
 
@@ -285,8 +285,8 @@ def _parse_entry(fields: object, field: str) -> QuotaEntry:
     if resource_class and model:
         raise InvalidRequest(f"{field}.model", "the entry also names a class", "write class or model, not both")
     entry = QuotaEntry(
-        resource_class=resource_class,
-        model=model,
+        resource_class=resource_class or "",
+        model=model or "",
         shares=_parse_count(fields, "shares", field),
         memory=_parse_memory(fields, field),
         cards=_parse_count(fields, "gpus", field),
@@ -296,10 +296,10 @@ def _parse_entry(fields: object, field: str) -> QuotaEntry:
     return entry
 
 
-def _parse_text(fields: Mapping[str, Any], name: str, field: str) -> str:
+def _parse_text(fields: Mapping[str, Any], name: str, field: str) -> str | None:
     text = fields.get(name)
     if text is None:
-        return ""
+        return None
     if not isinstance(text, str) or not text.strip():
         raise InvalidRequest(
             f"{field}.{name}", f"{quote_text(text)} is not a name", f"write a {name}, or leave it out for every GPU"

@@ -88,7 +88,7 @@ class PodRequest:
     priority: the pod's priority.
     mps: the pod's MPS mode.
     user: the user as which the containers with cards run (`mpsprofile`).
-    peer_key: `policies.peer_key` of the pod; "" if it has no peers. Pods with the same key are peers.
+    peer_key: `policies.peer_key` of the pod; None if it has no peers. Pods with the same key are peers.
     """
 
     containers: tuple[ContainerRequest, ...]
@@ -97,7 +97,7 @@ class PodRequest:
     priority: int = 0
     mps: Mode = Mode.PREFERRED
     user: int = mpsprofile.IMAGE
-    peer_key: str = ""
+    peer_key: str | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
@@ -184,7 +184,7 @@ def read_device_classes(annotations: Mapping[str, str]) -> frozenset[str]:
 
 def write_counts(containers: Iterable[ContainerRequest]) -> str:
     """The value of the annotation `names.GPU_COUNTS`: the number of cards of each split share, such as
-    `train=2,eval=4`; "" without split shares.
+    `train=2,eval=4`; empty without split shares.
 
     The annotation uses the containers' names, because keys change when another webhook inserts a container. The number
     is also in the container's variable `names.ENV_GPU_COUNT`, since other webhooks may drop annotations and rename
@@ -253,17 +253,17 @@ def parse(pod: Json) -> PodRequest | None:
     )
 
 
-def peer_key(pod: Json, policy: str | None) -> str:
-    """`PodRequest.peer_key` of a pod with this policy."""
+def peer_key(pod: Json, policy: str | None) -> str | None:
+    """`PodRequest.peer_key` of a pod with this policy; None if it has none."""
     if policy is None:
-        return ""
+        return None
     metadata = pod.get("metadata") or {}
     controllers = (owner.get("uid") for owner in metadata.get("ownerReferences") or () if owner.get("controller"))
     return policies.peer_key(
         policy,
         namespace=metadata.get("namespace") or "",
-        gang=(metadata.get("labels") or {}).get(names.GANG) or "",
-        controller=next(controllers, "") or "",
+        gang=(metadata.get("labels") or {}).get(names.GANG),
+        controller=next(controllers, None),
     )
 
 
@@ -313,12 +313,17 @@ def _get_resources(container: Container, kind: str) -> Json:
 
 def _device_requests(container: Container, classes: Collection[str]) -> list[DeviceRequest]:
     limits, requests = _get_resources(container, "limits"), _get_resources(container, "requests")
-    resources = sorted({name for name in (*limits, *requests) if names.class_of(name) in classes})
+    class_by_resource = {name: names.class_of(name) for name in (*limits, *requests)}
+    resources = sorted(
+        (name, class_name)
+        for name, class_name in class_by_resource.items()
+        if class_name is not None and class_name in classes
+    )
     if resources and container.ordinary_init:
-        raise _init_container_error(container, resources[0], "a device")
+        raise _init_container_error(container, resources[0][0], "a device")
     return [
-        DeviceRequest(container.key, names.class_of(name), _read_amount(container, name, limits, requests))
-        for name in resources
+        DeviceRequest(container.key, class_name, _read_amount(container, name, limits, requests))
+        for name, class_name in resources
     ]
 
 
@@ -354,7 +359,7 @@ def _container_request(
     # been added later.
     rewritten = _is_rewritten(container)
     class_annotation = annotations.get(names.CLASS) if not rewritten else None
-    resource_class = names.class_of(class_names[0]) if class_names else class_annotation or ""
+    resource_class = (names.class_of(class_names[0]) if class_names else class_annotation) or ""
     counts = _read_counts_annotation(field, amounts_by_name, class_names, has_share=bool(mem) and rewritten)
     cards = next(iter(counts.values()), 1)
     if not mem:

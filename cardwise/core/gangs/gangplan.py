@@ -104,7 +104,7 @@ class Terms:
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
     vacant: Callable[[PodRequest, Load], ShapeCapacity] | None = None
-    facts: Callable[[str], NodeFacts] | None = None
+    facts: Callable[[str | None], NodeFacts] | None = None
 
 
 def plan(
@@ -540,9 +540,9 @@ class _PlannedNodes:
         self._loads: dict[str, Load] = {}
         self._peers: dict[str, Counter[str]] = {}  # by `PodRequest.peer_key`, the planned members by node
 
-    def peer_counts_by_node(self, peer_key: str) -> Counter[str]:
+    def peer_counts_by_node(self, peer_key: str | None) -> Counter[str]:
         """How many planned members with this key each node has."""
-        return self._peers.get(peer_key, Counter())
+        return self._peers.get(peer_key, Counter()) if peer_key is not None else Counter()
 
     def state(self, node: str) -> NodeState | None:
         return self._states.get(node) or self._inputs.ledger.node(node)
@@ -554,7 +554,7 @@ class _PlannedNodes:
     def add_member(self, node: str, member: Member, assignment: Assignment | None) -> None:
         self.touched.append(node)
         self._loads[node] = self._loads.get(node, _NO_LOAD).add(member.load)
-        if member.request is not None and member.request.peer_key:
+        if member.request is not None and member.request.peer_key is not None:
             self._peers.setdefault(member.request.peer_key, Counter())[node] += 1
         if assignment is None:
             return

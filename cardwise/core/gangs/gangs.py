@@ -17,6 +17,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 
 MAX_MEMBERS: Final = 500  # members of a gang; each waits in a thread of its own until the last member has reached bind
+_BEFORE_ALL_TIMES: Final = ""  # sorts before every creation time
 MAX_REQUEST_KINDS: Final = 16  # different requests of a gang's pods; each needs a search of all nodes
 _SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
@@ -98,9 +99,9 @@ def is_gated(pod: Json) -> bool:
     return names.GANG in _gates(pod)
 
 
-def foreign_gate(pod: Json) -> str:
-    """A scheduling gate of the pod that belongs to another project; "" if there is none."""
-    return next((gate for gate in _gates(pod) if gate != names.GANG), "")
+def foreign_gate(pod: Json) -> str | None:
+    """A scheduling gate of the pod that belongs to another project; None if there is none."""
+    return next((gate for gate in _gates(pod) if gate != names.GANG), None)
 
 
 def _gates(pod: Json) -> list[str]:
@@ -163,7 +164,7 @@ class Member:
     created: the creation time; sorts as text.
     there: whether the pod counts as a member: it is not being deleted and has not failed.
     gated: whether the pod has Cardwise's scheduling gate.
-    foreign_gate: a scheduling gate of another project, for which kube-scheduler waits; "" for none.
+    foreign_gate: a scheduling gate of another project, for which kube-scheduler waits; None for none.
     node: the pod's node; "" until it is bound.
     shape: a key that is equal for pods that kube-scheduler treats the same.
     problem: why the pod cannot be placed as written; "" if it can.
@@ -174,7 +175,7 @@ class Member:
     created: str = ""
     there: bool = True
     gated: bool = False
-    foreign_gate: str = ""
+    foreign_gate: str | None = None
     node: str = ""
     minimum: int | None = None
     foreign: ForeignPodGroup | None = None
@@ -250,6 +251,6 @@ def gang_rank(oldest: Member | None, highest: int, priority: int | None, key: st
     key: orders gangs that are otherwise equal.
     """
     if oldest is None:
-        return 0, 0, "", key
+        return 0, 0, _BEFORE_ALL_TIMES, key
     queued = oldest.queue_priority if oldest.queue_priority is not None else priority or 0
     return -highest, -queued, oldest.created, key

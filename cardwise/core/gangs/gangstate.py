@@ -31,7 +31,7 @@ _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
 _REFUSAL_INTERVAL = 1.0  # seconds in which several refusals count as one
 _MAX_NAMED_MEMBERS = 5  # members that a message names
 
-PlanEnd = str  # why a transition ended the plan of its gang; "" if it did not
+PlanEnd = str | None  # why a transition ended the plan of its gang; None if it did not
 
 
 class GangPlan(Mapping[str, str]):
@@ -44,11 +44,11 @@ class GangPlan(Mapping[str, str]):
         """Remove these members from the plan. Members whose Binding was posted keep their cards."""
 
 
-def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
-    """The minimum number of pods of the gang, 0 if unknown; and why the gang can never be complete, "" if it can."""
+def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str | None]:
+    """The minimum number of pods of the gang, 0 if unknown; and why the gang can never be complete, None if it can."""
     if not roster.there:
         return group.minimum or 0, "all its pods are ending"
-    problem = next((f"{member.name}: {member.problem}" for member in roster.with_problem), "")
+    problem = next((f"{member.name}: {member.problem}" for member in roster.with_problem), None)
     native = ForeignPodGroup.KUBERNETES in roster.foreign
     if native and len(roster.foreign) > 1:
         problem = problem or "some of its pods name it by spec.schedulingGroup, others by annotation or label"
@@ -76,7 +76,7 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """One gang of a namespace. A method that ends the whole plan returns the reason, else "".
+    """One gang of a namespace. A method that ends the whole plan returns the reason, else None.
 
     Waiting: there is no plan.
     Reserved: `plan` has all members that are missing to the minimum, and no Binding is posted.
@@ -109,7 +109,7 @@ class Gang:
     _refused_at: float = 0.0  # when a refusal was last counted, in seconds
     _refusals: int = 0
     _roster: Roster = field(default_factory=Roster)
-    _needed: tuple[int, str] | None = None  # the cached minimum and problem
+    _needed: tuple[int, str | None] | None = None  # the cached minimum and problem
     _rank: Rank | None = None
 
     @property
@@ -122,7 +122,7 @@ class Gang:
         """Record that a member was added or changed. Call this before the member's reservation changes."""
         member_before = self.members.get(member.uid)
         if member_before == member:
-            return ""
+            return None
         member = self._roster.share_request(member)
         self.members[member.uid] = member
         self._update_roster(member_before, member)
@@ -139,7 +139,7 @@ class Gang:
         """Record that a member was deleted. Call this before the member's reservation changes."""
         member = self.members.pop(uid, None)
         if member is None:
-            return ""
+            return None
         self._update_roster(member, None)
         self._unpermitted_uids.discard(uid)
         if member.there:
@@ -149,7 +149,7 @@ class Gang:
     def set_group(self, group: PodGroupSpec, now: float) -> PlanEnd:
         """Record that the PodGroup was added, changed or deleted."""
         if group == self.group:
-            return ""
+            return None
         group_before, self.group = self.group, group
         self._has_changed()
         if group_before.minimum == group.minimum or not self.plan or self.forward:
@@ -162,8 +162,8 @@ class Gang:
         return self._minimum_and_problem()[0]
 
     @property
-    def problem(self) -> str:
-        """Why the gang, as written, can never be complete; "" if it can."""
+    def problem(self) -> str | None:
+        """Why the gang, as written, can never be complete; None if it can."""
         return self._minimum_and_problem()[1]
 
     @property
@@ -192,11 +192,13 @@ class Gang:
         return not problem and len(self._roster.ready) >= minimum
 
     @property
-    def foreign_gate(self) -> str:
-        """The scheduling gate of another project that keeps the gang from being complete, with its pod; "" if none."""
+    def foreign_gate(self) -> str | None:
+        """The scheduling gate of another project that keeps the gang from being complete, with its pod; or None."""
         if self.complete or len(self.there) < self.minimum:
-            return ""
-        return next((f"{m.name} has the scheduling gate {m.foreign_gate}" for m in self._roster.with_foreign_gate), "")
+            return None
+        return next(
+            (f"{m.name} has the scheduling gate {m.foreign_gate}" for m in self._roster.with_foreign_gate), None
+        )
 
     @property
     def phase(self) -> GangPhase:
@@ -350,8 +352,8 @@ class Gang:
         if uid in self.plan:
             self._progress = now
 
-    def expiry_reason(self, now: float, *, others_short: bool = False) -> str:
-        """Why the gang's reservation expires now; "" if it does not.
+    def expiry_reason(self, now: float, *, others_short: bool = False) -> str | None:
+        """Why the gang's reservation expires now; None if it does not.
 
         others_short: whether other gangs lack threads to wait in bind. Then a time in the PodGroup that is longer than
             the default is ignored.
@@ -360,14 +362,14 @@ class Gang:
         max_permit = min(self.patience.permit, self.patience.max_permit) if others_short else self.patience.max_permit
         seconds = min(self.patience.permit if self.group.permit is None else self.group.permit, max_permit)
         if not self.plan or self.forward or now - self._progress < seconds:
-            return ""
+            return None
         missing = wording.enumerate_first(self.missing_names(), _MAX_NAMED_MEMBERS)
         return f"{missing} did not reach bind within {seconds:.0f} s"
 
     def cancel_plan(self, reason: str, now: float) -> PlanEnd:
         """Cancel the plan of a gang that is not `forward`: release all its reservations. No Binding was posted."""
         if not self.plan or self.forward:
-            return ""
+            return None
         for uid, node in self.plan.items():
             member = self.members.get(uid)
             if member is None or uid in self.arrived:
@@ -433,7 +435,7 @@ class Gang:
 
     # Derived state.
 
-    def _minimum_and_problem(self) -> tuple[int, str]:
+    def _minimum_and_problem(self) -> tuple[int, str | None]:
         """The values of `minimum` and `problem`, cached."""
         if self._needed is None:
             minimum, problem = _minimum(self.name, self.group, self._roster)
@@ -456,7 +458,7 @@ class Gang:
     def _update_progress(self, now: float) -> PlanEnd:
         """Update whether the gang runs or is bound in part. Call this when its members or its PodGroup have changed."""
         if self.group.basic:
-            return "" if self.ran else self._mark_running(now)
+            return None if self.ran else self._mark_running(now)
         minimum, problem = self._minimum_and_problem()
         if self.evicting:
             self.evicting = {uid for uid in self.evicting if (m := self.members.get(uid)) and m.there and m.node}
@@ -468,7 +470,7 @@ class Gang:
             if is_whole or (self.group.running and not self.forward):
                 return self._mark_running(now)
         if self.ran or self.evicting:
-            return ""
+            return None
         if self.bound and not self.forward and not problem:  # a gang without a minimum cannot be bound in part
             end_reason = self.cancel_plan("a member was bound by another scheduler", now)
             self.forward = True
@@ -477,10 +479,10 @@ class Gang:
         if self.forward and not self.bound and not self.plan:
             self.forward = self.committed = False
             self.since = now
-        return ""
+        return None
 
     def _mark_running(self, now: float) -> PlanEnd:
-        end_reason = "the gang runs" if self.plan else ""
+        end_reason = "the gang runs" if self.plan else None
         self._clear()
         self.ran = True
         self.forward = self.committed = False

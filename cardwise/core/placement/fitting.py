@@ -5,6 +5,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from cardwise.core.api import quotas
@@ -444,12 +445,18 @@ def _why_closed(node: NodeState, card_request: CardRequest, kind_set: Sequence[i
     return node.mps.refusal(kind_set, card_request.untolerated, card_request.user)
 
 
+class CardClosed(StrEnum):
+    """Why a card may serve none of a pod's card requests."""
+
+    TYPE = "type"  # the card is not in the class
+    MPS = "mps"
+    QUOTA = "quota"
+
+
 def servable_requests(
     kinds: CardKinds, node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()
-) -> tuple[list[CardRequest], str]:
-    """The card requests that the card may serve, regardless of its free amounts, and the reason if there are none:
-    "type", "mps" or "quota", else "".
-    """
+) -> list[CardRequest] | CardClosed:
+    """The card requests that the card may serve, regardless of its free amounts, or why there are none."""
     kind = node.kinds[i]
     typed_requests = [
         (card_request, kinds.allowed(card_request.resource_class)) for card_request in card_requests(request)
@@ -458,4 +465,6 @@ def servable_requests(
     open_to = [card_request for card_request in of_type if admits(node, i, card_request)]
     limits = [KindHeadroom(entry_headroom, kinds.covered_kinds(entry_headroom.entry)) for entry_headroom in headroom]
     may = [card_request for card_request in open_to if headroom_after(limits, node, i, card_request) is not None]
-    return may, "" if may else "quota" if open_to else "mps" if of_type else "type"
+    if may:
+        return may
+    return CardClosed.QUOTA if open_to else CardClosed.MPS if of_type else CardClosed.TYPE

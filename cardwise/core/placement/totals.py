@@ -53,14 +53,14 @@ class EntryView:
 
     used: the amounts that the namespace uses.
     holders: the pods that use them, each with its part, the pod with the most memory first.
-    missing_class_reason: why the entry's class does not exist, so that the entry limits nothing; "" if it exists.
+    missing_class_reason: why the entry's class does not exist, so that the entry limits nothing; None if it exists.
     """
 
     quota: GPUQuota
     entry: QuotaEntry
     used: Charge
     holders: tuple[tuple[Holding, Charge], ...]
-    missing_class_reason: str = ""
+    missing_class_reason: str | None = None
 
 
 def classes_of_cards(
@@ -138,11 +138,14 @@ def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
 
 
 def quota_entries(
-    ledger: Ledger, gpu_quotas: Iterable[GPUQuota], explain_missing_class: Callable[[str], str], namespace: str = ""
+    ledger: Ledger,
+    gpu_quotas: Iterable[GPUQuota],
+    explain_missing_class: Callable[[str], str | None],
+    namespace: str = "",
 ) -> list[EntryView]:
     """The entries of the GPUQuotas of a namespace ("": of all namespaces), ordered by namespace and name.
 
-    explain_missing_class: returns why a class does not exist; "" if it does.
+    explain_missing_class: returns why a class does not exist; None if it does.
     """
     by_namespace: dict[str, list[Holding]] = {}
     for holding in ledger.holdings():
@@ -162,7 +165,7 @@ def quota_entries(
                     entry=entry,
                     used=ledger.used(quota.namespace, entry),
                     holders=tuple(holders),
-                    missing_class_reason=explain_missing_class(entry.resource_class) if entry.resource_class else "",
+                    missing_class_reason=explain_missing_class(entry.resource_class) if entry.resource_class else None,
                 )
             )
     return views

@@ -12,7 +12,7 @@ from cardwise.core.api.quotas import NOTHING, Charge, Headroom, QuotaEntry
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import WantedDevices
-from cardwise.core.placement.fitting import CardRequest
+from cardwise.core.placement.fitting import CardClosed, CardRequest
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
@@ -26,7 +26,7 @@ class CardView:
     """A card with its holders.
 
     missing_mib: the MiB that are missing on the card for the request; 0 if there is enough.
-    closed: why the request cannot use the card, regardless of free memory: "type", "mps" or "quota"; "" if it can.
+    closed: why the request cannot use the card, regardless of free memory; None if it can.
     """
 
     index: int
@@ -38,7 +38,7 @@ class CardView:
     total: int
     free: int
     missing_mib: int
-    closed: str
+    closed: CardClosed | None
     holders: tuple[Holding, ...]
 
 
@@ -218,7 +218,8 @@ def find_smaller_request(
         free_amounts = [] if node is None else [
             node.free[i]
             for i, card in enumerate(node.cards)
-            if card.accepts_shares and not fitting.servable_requests(ledger.kinds, node, i, request, headroom)[1]
+            if card.accepts_shares
+            and not isinstance(fitting.servable_requests(ledger.kinds, node, i, request, headroom), CardClosed)
         ]  # fmt: skip
         free_for_all = sorted(free_amounts, reverse=True)[container.cards - 1 : container.cards]
         candidates += [(free, name) for free in free_for_all if 0 < free < container.mem_per_card]
@@ -309,8 +310,10 @@ def place_on_empty(
     first_misfit: tuple[int, dict[str, Refusal]] | None = None
     for i, request in enumerate(requests):
         best, refusals = _best(filled, nodes[i], request, policy)
-        placed_pod = placement.place_on(filled.kinds, filled.node(best), request, policy, ()) if best else None
-        if placed_pod is None or isinstance(placed_pod, Refusal):
+        placed_pod = (
+            placement.place_on(filled.kinds, filled.node(best), request, policy, ()) if best is not None else None
+        )
+        if best is None or placed_pod is None or isinstance(placed_pod, Refusal):
             first_misfit = first_misfit or (i, refusals)
             continue
         filled.set_holding(Holding(f"member/{i}", "", "", best, placed_pod.assignment, mps_client=request.mps_client))
@@ -319,16 +322,20 @@ def place_on_empty(
         return count, None
     index, refusals = first_misfit
     best, refusals_alone = _best(empty, nodes[index], requests[index], policy)
-    return count, UnplaceableOnEmpty(index, fits_nowhere=not best, refusals=refusals if best else refusals_alone)
+    return count, UnplaceableOnEmpty(
+        index, fits_nowhere=best is None, refusals=refusals_alone if best is None else refusals
+    )
 
 
-def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str) -> tuple[str, dict[str, Refusal]]:
-    """The node that the policy prefers for the request, "" if it fits nowhere; and the refusal of each refused node."""
+def _best(
+    ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str
+) -> tuple[str | None, dict[str, Refusal]]:
+    """The node that the policy prefers for the request, None if it fits nowhere; and the refusals by node."""
     scorer = placement.Scorer(ledger.kinds, request, policy, ())
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     refusals = {name: score for name, score in scores.items() if isinstance(score, Refusal)}
     taking = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
-    return max(taking, key=lambda name: (taking[name], name), default=""), refusals
+    return max(taking, key=lambda name: (taking[name], name), default=None), refusals
 
 
 def _min_missing_mib(view: NodeView) -> int:
@@ -345,7 +352,8 @@ def _cards(
             holders.setdefault(position or 0, []).append(holding)
     views = []
     for i, card in enumerate(node.cards):
-        card_requests, closed = fitting.servable_requests(ledger.kinds, node, i, request, headroom)
+        servable = fitting.servable_requests(ledger.kinds, node, i, request, headroom)
+        card_requests, closed = ([], servable) if isinstance(servable, CardClosed) else (servable, None)
         views.append(
             CardView(
                 index=card.index,

@@ -44,13 +44,13 @@ def is_label_key(text: str) -> bool:
     return bool(name) and is_label_value(name) and (is_subdomain(prefix) if separator else True)
 
 
-def path_segment_problem(text: str) -> str:
-    """Why the text cannot be the name of an object, because it cannot be a segment of a URL path; "" if it can. These
+def path_segment_problem(text: str) -> str | None:
+    """Why the text cannot be the name of an object, because it cannot be a segment of a URL path; None if it can. These
     are the rules of the API server's `IsValidPathSegmentName`, and in addition the text must not be empty.
     """
     if not text:
         return "is empty"
     if text in _DOTS:
         return f"is {text!r}"
-    forbidden = next((separator for separator in _SEPARATORS if separator in text), "")
-    return f"contains {forbidden!r}" if forbidden else ""
+    forbidden = next((separator for separator in _SEPARATORS if separator in text), None)
+    return f"contains {forbidden!r}" if forbidden is not None else None

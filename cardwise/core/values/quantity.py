@@ -124,16 +124,16 @@ def memory(text: str | int) -> MiB:
     return MiB(math.ceil(number))
 
 
-def describe_rounding(text: str | int) -> str:
-    """The warning that `memory` rounds up an amount of bytes that is not a whole number of MiB; "" for other texts."""
+def describe_rounding(text: str | int) -> str | None:
+    """The warning that `memory` rounds up an amount of bytes that is not a whole number of MiB; else None."""
     try:
         number, is_bytes = _parse_amount(text)
         mib = memory(text)
     except InvalidQuantity:
-        return ""
+        return None
     number /= _MIB
     if not is_bytes or number == mib:
-        return ""
+        return None
     return f"{_describe_amount(text, number)} is not a whole number of MiB and counts as {mib}Mi"
 
 

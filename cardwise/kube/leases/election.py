@@ -164,13 +164,13 @@ class Election:
         return None if self._observed is None else self._observed.record.holder
 
     @property
-    def token(self) -> str:
-        """The UID and the `leaseTransitions` of the last observed Lease, "" if none.
+    def token(self) -> str | None:
+        """The UID and the `leaseTransitions` of the last observed Lease, None if none.
 
         For the admission policy and for users. Not unique: with a restored or edited Lease, two holders may have the
         same token.
         """
-        return "" if self._observed is None else f"{self._observed.record.uid}/{self._observed.record.transitions}"
+        return None if self._observed is None else f"{self._observed.record.uid}/{self._observed.record.transitions}"
 
     def next_call(self, now: float, server_time: datetime) -> LeaseCall:
         """The call to send now. `server_time`: the API server's time, which a write puts into the Lease."""

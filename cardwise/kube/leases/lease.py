@@ -97,7 +97,7 @@ class LeaderElector:
         return self._election.period.epoch
 
     @property
-    def token(self) -> str:
+    def token(self) -> str | None:
         """The Lease's UID and its number of changes of holder; see `Election.token`."""
         return self._election.token
 

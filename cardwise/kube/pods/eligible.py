@@ -10,8 +10,8 @@ from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import REQUIRED, NodeLabels
 
 
-def other_constraint(pod: Json) -> str:
-    """A constraint of the pod that only kube-scheduler checks, in a few words; "" if there is none."""
+def other_constraint(pod: Json) -> str | None:
+    """A constraint of the pod that only kube-scheduler checks, in a few words; None if there is none."""
     spec = pod.get("spec") or {}
     affinity = spec.get("affinity") or {}
     if any((affinity.get(kind) or {}).get(REQUIRED) for kind in ("podAffinity", "podAntiAffinity")):
@@ -28,7 +28,7 @@ def other_constraint(pod: Json) -> str:
         return "volumes"
     if spec.get("resourceClaims"):
         return "resource claims"
-    return ""
+    return None
 
 
 def count_conditions(spec: Json) -> int:

@@ -23,10 +23,10 @@ from cardwise.runtime.tls import filesets
 
 @dataclass(frozen=True, slots=True)
 class StoredFiles:
-    """The stored files. `version` is opaque; "" if nothing is stored yet."""
+    """The stored files. `version` is opaque; None if nothing is stored yet."""
 
     files: Mapping[str, bytes]
-    version: str
+    version: str | None
 
 
 class CertStore(Protocol):
@@ -34,7 +34,7 @@ class CertStore(Protocol):
 
     def load(self) -> StoredFiles: ...
 
-    def save(self, files: Mapping[str, bytes], version: str) -> bool:
+    def save(self, files: Mapping[str, bytes], version: str | None) -> bool:
         """Replace all files. Returns False, without a change, if the store is no longer at `version`."""
 
     def current_time(self) -> datetime | None:
@@ -49,9 +49,9 @@ class DirStore:
 
     def load(self) -> StoredFiles:
         files = filesets.read_files(self._path)
-        return StoredFiles(files, _digest(files))
+        return StoredFiles(files, _digest(files) if files else None)
 
-    def save(self, files: Mapping[str, bytes], version: str) -> bool:
+    def save(self, files: Mapping[str, bytes], version: str | None) -> bool:
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(self._path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -82,7 +82,7 @@ class SecretStore:
         try:
             secret = self._client.get(paths.secrets(self._namespace, self._name))
         except errors.NotFound:
-            return StoredFiles({}, "")
+            return StoredFiles({}, None)
         files = {}
         for name, encoded in (secret.get("data") or {}).items():
             try:
@@ -91,10 +91,10 @@ class SecretStore:
                 continue  # a damaged entry: rotation recreates the file
         return StoredFiles(files, str(secret["metadata"]["resourceVersion"]))
 
-    def save(self, files: Mapping[str, bytes], version: str) -> bool:
+    def save(self, files: Mapping[str, bytes], version: str | None) -> bool:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         try:
-            if version:
+            if version is not None:
                 # PUT replaces the whole object. Fields other than the data, which other clients wrote, must stay.
                 current = self._client.get(paths.secrets(self._namespace, self._name))
                 if current["metadata"]["resourceVersion"] != version:
@@ -123,8 +123,6 @@ class SecretStore:
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
-    if not files:
-        return ""
     digest = hashlib.sha256()
     for name, content in sorted(files.items()):
         digest.update(b"%d %d " % (len(name), len(content)) + name.encode() + content)

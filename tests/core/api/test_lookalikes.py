@@ -32,13 +32,13 @@ CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb", "nvidia.l4"]
         ("nvidia.com/l4", "nvidia.l4"),
         ("nvidia.com/l40", "nvidia.l4"),
         ("nvidia.com/a100-sxm4-40gb", "nvidia.a100-sxm4-40gb"),
-        ("nvidia.com/mig-1g.5gb", ""),
-        ("amd.com/gpu", ""),
-        ("gpu.intel.com/i915", ""),
-        ("aliyun.com/" + "gpu-mem" * 40, ""),
+        ("nvidia.com/mig-1g.5gb", None),
+        ("amd.com/gpu", None),
+        ("gpu.intel.com/i915", None),
+        ("aliyun.com/" + "gpu-mem" * 40, None),
     ],
 )
-def test_suggests_the_nearest_name(written: str, expected: str) -> None:
+def test_suggests_the_nearest_name(written: str, expected: str | None) -> None:
     assert suggest_resource(written, CLASSES) == expected
 
 
@@ -99,7 +99,7 @@ def test_internal_name_of_whole_cards_is_not_suggested() -> None:
 
 
 def test_no_suggestion_for_gpus_of_other_vendors() -> None:
-    assert suggest_resource("amd.com/gpu", [names.WHOLE_GPU]) == ""
+    assert suggest_resource("amd.com/gpu", [names.WHOLE_GPU]) is None
     assert suggest_resource("amd.com/gpus", [names.WHOLE_GPU, "amd.com/gpu"]) == "amd.com/gpu"
     assert all(map(lookalikes.is_of_other_vendor, ["amd.com/gpu", "gpu.intel.com/i915"]))
     assert not any(map(lookalikes.is_of_other_vendor, ["nvidia.com/gpu", "myamd.com/gpu", "amd.community/gpu"]))
@@ -107,9 +107,9 @@ def test_no_suggestion_for_gpus_of_other_vendors() -> None:
 
 @pytest.mark.parametrize(
     ("key", "expected"),
-    [("modle", "model"), ("model", ""), ("memroy", "memory"), ("mem", ""), ("hostnam", "hostname"), ("zone", "")],
+    [("modle", "model"), ("model", None), ("memroy", "memory"), ("mem", None), ("hostnam", "hostname"), ("zone", None)],
 )
-def test_suggests_labels_of_cards(key: str, expected: str) -> None:
+def test_suggests_labels_of_cards(key: str, expected: str | None) -> None:
     assert lookalikes.suggest_card_label(key) == expected
 
 
@@ -118,7 +118,7 @@ def test_suggests_annotations_of_users() -> None:
     ours = {constant for name, constant in vars(names).items() if name.isupper() and isinstance(constant, str)}
     written = {key for key in ours if names.is_placement_annotation(key)}
     assert {key for key in written if lookalikes.suggest_annotation(key)} == set(), "Cardwise writes them"
-    assert lookalikes.suggest_annotation("cardwise.dev/" + "x" * 200) == ""
+    assert lookalikes.suggest_annotation("cardwise.dev/" + "x" * 200) is None
 
 
 @pytest.mark.parametrize(
@@ -138,19 +138,19 @@ def test_suggests_annotations_of_users() -> None:
         ("gpu-fraction", "0.5", "the limit aliyun.com/gpu-mem"),
         ("hami.io/gpu-scheduler-policy", "spread", names.POLICY),
         ("nvidia.com/use-gputype", "A100", names.CLASS),
-        ("scheduling.k8s.io/group-name", "train", ""),
-        ("scheduling.k8s.io/group-pod-num", "4", ""),
-        ("scheduling.x-k8s.io/pod-group", "train", ""),
-        ("kueue.x-k8s.io/pod-group-name", "train", ""),
-        ("kai.scheduler/queue", "team", ""),
-        ("cardwise.dev/polcy", "spread", ""),
-        ("cardwise.example.org/anything", "x", ""),
-        ("app.kubernetes.io/part-of", "cardwise", ""),
-        ("app", "gang", ""),
-        ("scheduling.k8s.io/" + "group" * 40, "4", ""),
+        ("scheduling.k8s.io/group-name", "train", None),
+        ("scheduling.k8s.io/group-pod-num", "4", None),
+        ("scheduling.x-k8s.io/pod-group", "train", None),
+        ("kueue.x-k8s.io/pod-group-name", "train", None),
+        ("kai.scheduler/queue", "team", None),
+        ("cardwise.dev/polcy", "spread", None),
+        ("cardwise.example.org/anything", "x", None),
+        ("app.kubernetes.io/part-of", "cardwise", None),
+        ("app", "gang", None),
+        ("scheduling.k8s.io/" + "group" * 40, "4", None),
     ],
 )
-def test_suggests_keys_of_pods(key: str, text: str, expected: str) -> None:
+def test_suggests_keys_of_pods(key: str, text: str, expected: str | None) -> None:
     assert lookalikes.suggest_pod_key(key, text) == expected
     assert lookalikes.is_like_own(key) or not expected
     # The webhook must see every key that gets a suggestion. It sees keys with a misspelled domain only if the pod also
@@ -168,13 +168,13 @@ def test_suggests_keys_of_pods(key: str, text: str, expected: str) -> None:
         ("cardwise.dev/gpu-mem-units", True, names.GPU_MEM_UNIT),
         ("cardwise.dev/default-gpu-mem", True, f"the annotation {names.DEFAULT_GPU_MEM}"),
         ("cardwise.dev/defaults", False, f"the label {names.DEFAULTS_LABEL}"),
-        ("cardwise.dev/default-gpu-mem", False, ""),
-        ("cardwise.dev/defaults", True, ""),
-        ("cardwise.dev/team", False, ""),
-        ("kubernetes.io/metadata.name", True, ""),
+        ("cardwise.dev/default-gpu-mem", False, None),
+        ("cardwise.dev/defaults", True, None),
+        ("cardwise.dev/team", False, None),
+        ("kubernetes.io/metadata.name", True, None),
     ],
 )
-def test_suggests_keys_of_namespaces(key: str, label: bool, expected: str) -> None:
+def test_suggests_keys_of_namespaces(key: str, label: bool, expected: str | None) -> None:
     assert lookalikes.suggest_namespace_key(key, label=label) == expected
     assert lookalikes.is_like_own(key) or not expected
 

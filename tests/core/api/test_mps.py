@@ -149,7 +149,7 @@ def test_container_starts_only_in_the_required_state():
         valid_seconds=10.0,
         ceilings={"a": MiB(1024)},
     )
-    assert mps.start_problem(status, "a", now=110.0, required_mib=MiB(1024)) == ""
+    assert mps.start_problem(status, "a", now=110.0, required_mib=MiB(1024)) is None
     assert "has not checked GPU a for over 10 s" in mps.start_problem(status, "a", now=111.0)
     assert "allows 1024 MiB, and 1025 MiB are needed" in mps.start_problem(
         status, "a", now=100.0, required_mib=MiB(1025)

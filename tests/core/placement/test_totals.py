@@ -58,12 +58,12 @@ def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing(
         quota(QuotaEntry(resource_class="k80"), QuotaEntry(resource_class="gone")),
         quota(QuotaEntry(), namespace="other"),
     ]
-    k80, gone, other = totals.quota_entries(busy(), standings, {"k80": "", "gone": "no such class"}.__getitem__)
-    assert (k80.used, k80.missing_class_reason) == (Charge(2, 400, 0), "")
+    k80, gone, other = totals.quota_entries(busy(), standings, {"k80": None, "gone": "no such class"}.__getitem__)
+    assert (k80.used, k80.missing_class_reason) == (Charge(2, 400, 0), None)
     assert [(holder.name, part.memory) for holder, part in k80.holders] == [("large", 300), ("small", 100)]
     assert (gone.used, gone.holders, gone.missing_class_reason) == (NOTHING, (), "no such class")
     assert (other.used, other.holders) == (NOTHING, ())
-    assert totals.quota_entries(busy(), standings, lambda _: "", "other") == [other]
+    assert totals.quota_entries(busy(), standings, lambda _: None, "other") == [other]
 
 
 def test_a_quota_that_cannot_be_read_limits_nothing():

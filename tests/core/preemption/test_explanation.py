@@ -14,20 +14,20 @@ def test_explain_shows_which_cards_the_request_cannot_use():
     ledger = typed_ledger(n1=[K80, V100, {"mem": 1000}])
     headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=0))
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", headroom)
-    assert [(c.closed, c.missing_mib) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
+    assert [(c.closed, c.missing_mib) for c in view.cards] == [("quota", 0), (None, 840), (None, 16000)]
     pod_request = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))
     (view,) = explanation.explain(ledger, ["n1"], pod_request, "binpack", headroom)
     assert view.refusal is Refusal.QUOTA
     assert [c.closed for c in view.cards] == ["quota", "type", "type"]
     assert [c.classes for c in view.cards] == [{"k80"}, {"v100", "fast"}, set()]
     (view,) = explanation.explain(ledger, ["n1"], pod_request, "binpack")
-    assert (view.refusal, [c.closed for c in view.cards]) == (None, ["", "type", "type"])
+    assert (view.refusal, [c.closed for c in view.cards]) == (None, [None, "type", "type"])
 
 
 def test_explain_shows_which_cards_mps_closes():
     ledger = typed_ledger(n1=[K80, K80 | {"mps": CardMps(ready=False)}])
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=1)), "binpack")
-    assert [c.closed for c in view.cards] == ["", "mps"]
+    assert [c.closed for c in view.cards] == [None, "mps"]
 
 
 def test_explain_shows_the_missing_mib_and_the_holders_of_each_card():

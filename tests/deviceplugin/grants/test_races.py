@@ -229,7 +229,7 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
     assert (releaser.reported_shares(), releaser.problem) == (None, "no answer")
     containers.live_containers = lambda uids: {uid: {"main"} for uid in uids}
     releaser.sweep_grants()
-    assert (list(releaser.reported_shares()), releaser.problem) == (["GPU-0"], "")
+    assert (list(releaser.reported_shares()), releaser.problem) == (["GPU-0"], None)
 
 
 def test_who_tells_of_reported_shares_is_called_when_they_change_and_only_then(node):

@@ -57,7 +57,7 @@ def plugin(folder) -> Iterator[Plugin]:
 def test_it_is_made_once_while_the_kubelet_listens(plugin):
     assert "not registered" in plugin.registration.problem
     assert plugin.check_after() == 1
-    assert plugin.registration.problem == ""
+    assert plugin.registration.problem is None
     assert plugin.kubelet.devices == list(SLOTS)
     assert plugin.check_after(3600) == 1
 
@@ -89,7 +89,7 @@ def test_a_lost_stream_is_given_time_and_then_registered_again(plugin):
     assert plugin.check_after() == 1
     assert plugin.check_after(2.9) == 1
     assert plugin.check_after(0.1) == 2
-    assert plugin.registration.problem == ""
+    assert plugin.registration.problem is None
 
 
 def test_a_socket_that_somebody_removes_is_made_again(plugin):

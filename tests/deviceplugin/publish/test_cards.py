@@ -68,8 +68,8 @@ def test_a_pod_of_ours_is_read_with_the_classes_that_it_asks_for():
     [
         (["Tesla K80", "Tesla K80"], "nvidia-tesla-k80"),
         (["NVIDIA H200"], "nvidia-h200"),
-        (["Tesla K80", "Tesla P100"], ""),
-        ([], ""),
+        (["Tesla K80", "Tesla P100"], None),
+        ([], None),
     ],
 )
 def test_the_accelerator_is_the_only_model(models, accelerator):

@@ -24,20 +24,20 @@ def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
         (checkpoint([], "uid-a", "uid-b"), "pods that gpushare's device plugin gave a share run on this node (1)"),
         (checkpoint(None, "uid-a"), "wait until they have ended"),
         (checkpoint([], "uid-b"), "five minutes after that plugin's end"),
-        (checkpoint(None, "uid-b"), ""),
-        (checkpoint(None), ""),
-        (checkpoint(["GPU-x"], "uid-a", extended_resource="nvidia.com/gpu"), ""),
-        (b"no checkpoint", ""),
+        (checkpoint(None, "uid-b"), None),
+        (checkpoint(None), None),
+        (checkpoint(["GPU-x"], "uid-a", extended_resource="nvidia.com/gpu"), None),
+        (b"no checkpoint", None),
     ]
     for content, expected in stages:
         problem = sharing_problem(parse_checkpoint(content), frozenset({"uid-a", "uid-c"}))
-        assert expected in problem if expected else problem == "", content
+        assert expected in problem if expected else problem is None, content
 
 
 def test_a_kubelet_that_was_made_to_forget_must_know_our_plugin_first(tmp_path: Path):
     path = tmp_path / "device-plugins" / "kubelet_internal_checkpoint"
     handover = GpushareHandover(tmp_path)
-    assert handover.sharing_problem([]) == "", "a node that was never gpushare's"
+    assert handover.sharing_problem([]) is None, "a node that was never gpushare's"
     path.parent.mkdir()
     path.write_bytes(checkpoint([], "uid-a"))
     assert "wait until they have ended" in handover.sharing_problem(["uid-a"])
@@ -46,9 +46,9 @@ def test_a_kubelet_that_was_made_to_forget_must_know_our_plugin_first(tmp_path: 
     path.write_bytes(checkpoint(None).replace(names.SHARE.encode(), b"example.com/other"))
     assert "has restarted" in handover.sharing_problem(["uid-a"])
     path.write_bytes(checkpoint(None))
-    assert handover.sharing_problem(["uid-a"]) == ""
+    assert handover.sharing_problem(["uid-a"]) is None
     path.unlink()
-    assert handover.sharing_problem(["uid-a"]) == ""
+    assert handover.sharing_problem(["uid-a"]) is None
 
 
 def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):

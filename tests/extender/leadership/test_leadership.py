@@ -533,7 +533,7 @@ def hears_of_no_lease(pair):
     gone = [pair.api.fault(Fault(status=404), verb, LEASE, times=math.inf) for verb in ("get", "update")]
     pair.clock.advance(80.0)
     pair.a.exchange_lease()
-    assert pair.a.elector.token == ""
+    assert pair.a.elector.token is None
     pair.a.look_up()
     for post in gone:
         post.end()

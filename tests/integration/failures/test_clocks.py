@@ -81,7 +81,7 @@ def write_secret(cluster: Cluster, store: SecretStore, files: Mapping[str, bytes
     with suppress(errors.NotFound):
         cluster.api.delete(paths.secrets(names.NAMESPACE, SECRET))
     if files:
-        assert store.save(files, "")
+        assert store.save(files, None)
 
 
 def is_good(store: SecretStore, before: Mapping[str, bytes]) -> bool:

@@ -29,20 +29,20 @@ def test_eligible_nodes_by_name():
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
-        (pod(), ""),
-        (pod(volumes=[{"name": "x", "emptyDir": {}}]), ""),
+        (pod(), None),
+        (pod(volumes=[{"name": "x", "emptyDir": {}}]), None),
         (pod(volumes=[{"name": "x", "persistentVolumeClaim": {}}]), "volumes"),
         (pod(containers=[{"ports": [{"hostPort": 80}]}]), "host ports"),
         (pod(initContainers=[{"ports": [{"hostPort": 80}]}]), "host ports"),
         (pod(hostNetwork=True), "host ports"),
         (pod(resourceClaims=[{"name": "nic", "resourceClaimTemplateName": "nic"}]), "resource claims"),
         (pod(topologySpreadConstraints=[{"whenUnsatisfiable": "DoNotSchedule"}]), "topology spread constraints"),
-        (pod(topologySpreadConstraints=[{"whenUnsatisfiable": "ScheduleAnyway"}]), ""),
+        (pod(topologySpreadConstraints=[{"whenUnsatisfiable": "ScheduleAnyway"}]), None),
         (
             pod(affinity={"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}),
             "affinity to other pods",
         ),
-        (pod(affinity={"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}), ""),
+        (pod(affinity={"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}), None),
     ],
 )
 def test_other_constraints_are_named(manifest, reason):

@@ -16,26 +16,26 @@ def test_the_next_one_goes_when_the_former_has_ended():
     subject = EvictionBudget(10)
     subject.record_eviction("a", "team", 0.0)
     assert subject.withheld_reason({"a", "b"}, 1.0) == "the pod that was evicted last has not ended yet"
-    assert subject.withheld_reason({"b"}, 1.0) == ""
+    assert subject.withheld_reason({"b"}, 1.0) is None
 
 
 def test_one_that_takes_its_time_to_end_shields_no_other_for_long():
     subject = EvictionBudget(10)
     subject.record_eviction("a", "team", 0.0)
     assert subject.withheld_reason({"a", "b"}, 599.0)
-    assert subject.withheld_reason({"a", "b"}, 600.0) == ""
+    assert subject.withheld_reason({"a", "b"}, 600.0) is None
 
 
 def test_an_hour_has_so_many():
     subject = EvictionBudget(2)
     for now in (0.0, 60.0):
-        assert subject.withheld_reason((), now) == ""
+        assert subject.withheld_reason((), now) is None
         subject.record_eviction(str(now), "team", now)
     assert "has used its 2 evictions per hour" in subject.withheld_reason((), HOUR - 1)
-    assert subject.withheld_reason((), HOUR) == ""
+    assert subject.withheld_reason((), HOUR) is None
     subject.record_eviction("c", "team", HOUR)
     assert subject.withheld_reason((), HOUR + 59.0)
-    assert subject.withheld_reason((), HOUR + 60.0) == ""
+    assert subject.withheld_reason((), HOUR + 60.0) is None
 
 
 def test_one_that_goes_is_no_obstacle_to_itself():

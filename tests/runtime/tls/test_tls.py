@@ -27,7 +27,7 @@ def test_replicas_that_start_together_agree(tmp_path, existing):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     if existing:
-        store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
+        store.save(certificates.issue_files(NOW - timedelta(days=300)), None)
     before = api.revision
     # All replicas read before the first one writes; a replica whose write conflicts reads again.
     everybody = threading.Barrier(2)
@@ -283,7 +283,7 @@ def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     files = certificates.issue_files(NOW)
-    store.save({name: content for name, content in files.items() if name != "authority.key"}, "")
+    store.save({name: content for name, content in files.items() if name != "authority.key"}, None)
     Rotator(store, HOSTS, tmp_path).ensure_certificates()
     assert "the key of the CA is lost" in capsys.readouterr().out
     assert (tmp_path / "tls.crt").read_bytes() == files["tls.crt"]
@@ -292,7 +292,7 @@ def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
 def test_only_the_data_of_a_secret_is_replaced(tmp_path):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
-    store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
+    store.save(certificates.issue_files(NOW - timedelta(days=300)), None)
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u"}
     others = {"finalizers": ["x.io/kept"], "ownerReferences": [owner], "labels": {"a": "b"}, "annotations": {"c": "d"}}
     before = api.edit(paths.secrets("ns", "certs"), metadata=others, type="kubernetes.io/tls")
@@ -306,7 +306,7 @@ def test_only_the_data_of_a_secret_is_replaced(tmp_path):
 def test_immutable_secret_error_names_the_remedy(tmp_path):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
-    store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
+    store.save(certificates.issue_files(NOW - timedelta(days=300)), None)
     api.edit(paths.secrets("ns", "certs"), immutable=True)
     with pytest.raises(errors.Invalid, match=r"Secret ns/certs: immutable: true, .*; replace the Secret"):
         Rotator(store, HOSTS, tmp_path).ensure_certificates()
@@ -320,7 +320,7 @@ def test_wrong_clock_neither_replaces_nor_damages_certificates(tmp_path, capsys,
     for name, before in (("theirs", certificates.issue_files(NOW)), ("ours", {})):
         store = SecretStore(api.client(), "ns", name)
         if before:
-            store.save(before, "")
+            store.save(before, None)
         Rotator(store, HOSTS, tmp_path / name, clock=wrong).ensure_certificates()
         files = store.load().files
         assert not before or files == before

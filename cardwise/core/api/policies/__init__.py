@@ -88,15 +88,15 @@ def card_policy(policy: str | None, default: str) -> str:
     return default if policy is None or find_policy(policy).rank_nodes is not None else policy
 
 
-def peer_key(policy: str | None, *, namespace: str, gang: str, controller: str) -> str:
-    """A key that is equal for the peers of a pod (`NodeFacts.peer_counts_by_node`); "" if the pod's policy ranks no
+def peer_key(policy: str | None, *, namespace: str, gang: str | None, controller: str | None) -> str | None:
+    """A key that is equal for the peers of a pod (`NodeFacts.peer_counts_by_node`); None if the pod's policy ranks no
     nodes, or if the pod has no peers.
 
-    gang: the name of the pod's gang, or "".
-    controller: the UID of the pod's controller, or "".
+    gang: the name of the pod's gang, or None.
+    controller: the UID of the pod's controller, or None.
     """
     if policy is None or not (gang or controller) or not is_valid(policy) or find_policy(policy).rank_nodes is None:
-        return ""
+        return None
     return f"{namespace}/{f'gang {gang}' if gang else controller}/{policy}"
 
 

@@ -114,7 +114,7 @@ def test_peers_are_the_pods_of_one_controller_or_gang_in_one_namespace_with_one_
 
 
 def test_pods_without_peers():
-    assert [parse_peers(controller=""), parse_peers(policy="spread"), parse_peers(policy="")] == ["", "", ""]
+    assert [parse_peers(controller=""), parse_peers(policy="spread"), parse_peers(policy="")] == [None, None, None]
 
 
 def test_spread_by_ranks_domains_by_their_peers_and_nodes_without_the_label_last():
