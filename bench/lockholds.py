@@ -28,7 +28,7 @@ from extender.api.verbs import AnswerSettings
 from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
 from extender.gangs import gangtypes
-from extender.nomination.nominator import NominationMode, NominationSettings
+from extender.nomination.nominator import NominationSettings
 from extender.records import cards, nodeinfo, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State
@@ -43,7 +43,7 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     state = State(
         clock=ProcessClock(),
         gang_settings=gangtypes.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000),
-        nomination_settings=NominationSettings(mode=NominationMode.ALWAYS, policy="binpack"),
+        nomination_settings=NominationSettings(above_nodes=0, policy="binpack"),
     )
     for raw in cluster.nodes:
         state.set_node(*not_none(nodeinfo.decode_node(raw)))

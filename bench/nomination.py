@@ -12,6 +12,7 @@ from statistics import median
 from bench.throughput import Bench, RunResult, control_plane, row
 from bench.timing import Row
 
+_NEVER = 1_000_000  # more nodes than any cluster has
 _DEFAULT_SAMPLING, _ALL_NODES = "stock, default sampling", "stock, 100 %"
 
 
@@ -20,21 +21,21 @@ class _Setup:
     """A configuration that is measured.
 
     sampling: kube-scheduler's percentageOfNodesToScore, 0 for its default.
-    options: options of the extender; None: no extender runs.
+    policy: the extender's policy; None: no extender runs.
+    above_nodes: the number of nodes above which the extender nominates.
     """
 
     name: str
     sampling: int
-    options: tuple[str, ...] | None
+    policy: str | None = None
+    above_nodes: int = _NEVER
 
 
 def _setups(policies: tuple[str, ...]) -> list[_Setup]:
-    setups = [_Setup(_DEFAULT_SAMPLING, 0, None), _Setup(_ALL_NODES, 100, None)]
+    setups = [_Setup(_DEFAULT_SAMPLING, 0), _Setup(_ALL_NODES, 100)]
     for policy in policies:
-        for when in ("never", "always"):
-            suffix = "not ahead" if when == "never" else "nominating ahead"
-            options = (f"--policy={policy}", f"--nominate={when}")
-            setups.append(_Setup(f"{policy}, {suffix}", 100, options))
+        setups.append(_Setup(f"{policy}, not ahead", 100, policy))
+        setups.append(_Setup(f"{policy}, nominating ahead", 100, policy, above_nodes=0))
     return setups
 
 
@@ -46,8 +47,16 @@ def run(nodes: int, cards: int, pods: int, runs: int, policies: tuple[str, ...])
         runs_by_setup: dict[str, list[RunResult]] = {setup.name: [] for setup in setups}
         for number in range(runs):
             for i, setup in enumerate(setups):
-                with_extender = setup.options is not None
-                stanzas = bench.start_extender(setup.options, plain_http=False) if setup.options is not None else []
+                with_extender = setup.policy is not None
+                stanzas = (
+                    bench.start_extender(
+                        (f"--policy={setup.policy}",),
+                        plain_http=False,
+                        program=("tests.cluster.nominatingextender", str(setup.above_nodes)),
+                    )
+                    if with_extender
+                    else []
+                )
                 measured = bench.measure(f"k{i}r{number}", stanzas, gpu=with_extender, sampling=setup.sampling)
                 print(f"{setup.name} {number}: {measured.pods_per_second:.0f} pods/s {measured.cpu}", file=sys.stderr)
                 runs_by_setup[setup.name].append(measured)

@@ -108,10 +108,18 @@ class Bench:
         self._cluster = cluster
         self._pods = pods
 
-    def start_extender(self, options: tuple[str, ...], *, plain_http: bool, code: Path = processes.ROOT) -> list[Json]:
+    def start_extender(
+        self,
+        options: tuple[str, ...],
+        *,
+        plain_http: bool,
+        code: Path = processes.ROOT,
+        program: tuple[str, ...] = ("extender",),
+    ) -> list[Json]:
         """Start the extender of a checkout; `measure` stops it. Returns its stanzas for kube-scheduler's configuration.
 
         options: options of the extender's command line.
+        program: the module that starts it, with its arguments.
         """
         process = self._cluster.process("extender")
         port, bind_port, metrics = ports.free(3)
@@ -120,7 +128,7 @@ class Bench:
         serving = ["--plain-http"] if plain_http else ["--tls-dir", str(tls)]
         process.start(
             [
-                "env", f"--chdir={code}", sys.executable, "-m", "extender",
+                "env", f"--chdir={code}", sys.executable, "-m", *program,
                 "--kubeconfig", str(self._cluster.kubeconfig),
                 "--bind", f"127.0.0.1:{port}",
                 "--bind-port-bind", f"127.0.0.1:{bind_port}",

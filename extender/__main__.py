@@ -32,7 +32,7 @@ from cardwise.runtime.settings import (
 )
 from cardwise.runtime.tls import tls
 from extender.api.app import MAX_BODY_BYTES
-from extender.nomination.nominator import AUTO_ABOVE_NODES, NominationMode
+from extender.nomination import nominator
 from extender.process import ExtenderSettings, Process
 
 _log = structlog.get_logger(__name__)
@@ -83,12 +83,6 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
     help=f"Placement policy of pods without the annotation {names.POLICY}.",
 )
 @click.option(
-    "--one-best-node/--all-nodes",
-    default=True,
-    help="Whether filter returns only the best node, or all nodes that fit, for the scheduler to choose. For pods with "
-    f"soft preferences it returns all. A pod's annotation {names.ONE_NODE} overrides both.",
-)
-@click.option(
     "--headroom",
     type=click.IntRange(min=0),
     default=0,
@@ -104,14 +98,6 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
     f"{MAX_CLIENTS} on nodes without an MPS manager.",
 )
 @core_overcommit_option
-@click.option(
-    "--nominate",
-    type=click.Choice([mode.value for mode in NominationMode]),
-    default=NominationMode.AUTO.value,
-    help="Nominate a node for pending pods before kube-scheduler comes to them (status.nominatedNodeName). "
-    "kube-scheduler then tries this node first, and no other if the pod fits there. auto: in clusters of more than "
-    f"{AUTO_ABOVE_NODES} nodes.",
-)
 @click.option(
     "--max-gang-permit-seconds",
     type=click.FloatRange(min=1),
@@ -165,7 +151,12 @@ def main(
     """
     logs.configure("extender", common.log_level, common.log_format)
     deadline = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
-    extender_settings = ExtenderSettings(namespace=namespace, bind_deadline=deadline, **settings)  # type: ignore[arg-type]
+    extender_settings = ExtenderSettings(
+        namespace=namespace,
+        bind_deadline=deadline,
+        nominate_above_nodes=nominator.ABOVE_NODES,
+        **settings,  # type: ignore[arg-type]
+    )
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check_addresses(addresses, tls_dir, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})

@@ -63,18 +63,20 @@ class ExtenderSettings:
     """
 
     policy: str
-    one_best_node: bool
     headroom: int
     max_clients: int | None
     core_overcommit: int
     bind_deadline: float
-    nominate: str
     max_gang_permit_seconds: float
     gang_reserve_seconds: float
     namespace: str  # Cardwise's own
     lease_duration: float
     no_lease: bool
-    terminating_seconds: float = TERMINATING_SECONDS  # other than the default only in tests
+    # The next three are other than the defaults only in tests. Filter returns the one best node: kube-scheduler's own
+    # scores know no cards. A pod for which they count more has soft preferences, or the annotation `names.ONE_NODE`.
+    one_best_node: bool = True
+    nominate_above_nodes: int = nominator.ABOVE_NODES
+    terminating_seconds: float = TERMINATING_SECONDS
     pod: str = ""  # the name of the pod in which this process runs
     inspect_unit: str = Unit.MIB
 
@@ -182,7 +184,7 @@ class Extender:
             gangs=GangController(client, self._state, self._events, active=self._is_synced_and_leads, clock=clock),
             evictions=[overcommit.step, direct_binds.step],
             preemption=[evictions.step],
-            nominating=nominating if settings.nominate != nominator.NominationMode.NEVER else None,
+            nominating=nominating,
             workload=[workload.step, self._fragments.step],
             leadership=self._leadership,
             fence=fence,
@@ -361,7 +363,7 @@ def _freeze_objects() -> None:
 
 def _nomination_settings(settings: ExtenderSettings) -> nominator.NominationSettings:
     return nominator.NominationSettings(
-        mode=nominator.NominationMode(settings.nominate),
+        above_nodes=settings.nominate_above_nodes,
         policy=settings.policy,
         one_best_node=settings.one_best_node,
     )

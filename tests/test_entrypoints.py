@@ -27,6 +27,7 @@ IMPORTED = (
     "docs.pictures.record",
     "release.agentroot",
     "tests.cluster.devicesplugin",
+    "tests.cluster.nominatingextender",
     "tests.cluster.simnodes",
     "tests.integration.rotatingwebhook",
     "tests.mps.fetch",

@@ -39,7 +39,9 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef
 
-AUTO_ABOVE_NODES: Final = 1000  # the number of nodes above which AUTO nominates by default
+# The number of nodes above which pods are nominated: in smaller clusters kube-scheduler is fast enough by itself, and
+# each nomination is a write (docs/design/0010-nominating-ahead.md).
+ABOVE_NODES = 1000
 MAX_NOMINATED: Final = (
     # Maximum number of pods with such reservations at a time: as many as a fast kube-scheduler binds in a second or
     # two.
@@ -57,14 +59,6 @@ _STALE_SECONDS: Final = 2.0
 _NO_LOAD: Final = Load(0, 0, 0)
 
 
-class NominationMode(StrEnum):
-    """When pods are nominated ahead."""
-
-    AUTO = "auto"  # only in a cluster with many nodes
-    ALWAYS = "always"
-    NEVER = "never"
-
-
 class NominationOutcome(StrEnum):
     """The outcome of nominating a pod ahead."""
 
@@ -79,13 +73,12 @@ class NominationOutcome(StrEnum):
 class NominationSettings:
     """Settings of nominating ahead.
 
-    above_nodes: the number of nodes above which AUTO nominates.
+    above_nodes: the number of nodes above which pods are nominated.
     policy: the placement policy of pods without a policy annotation.
     one_best_node: whether filter returns one node for pods without the annotation for this.
     """
 
-    mode: NominationMode = NominationMode.NEVER
-    above_nodes: int = AUTO_ABOVE_NODES
+    above_nodes: int = ABOVE_NODES
     policy: str = policies.DEFAULT
     one_best_node: bool = True
 
@@ -166,13 +159,11 @@ class Nominator:
         """Update the node; None: it is gone, or takes no pods."""
         if labels is None:
             self._feasible_nodes.remove_node(name)
-        elif self._settings.mode is not NominationMode.NEVER:
+        else:
             self._feasible_nodes.set_node(name, labels)
 
     def set_pod(self, pod: WaitingRecord) -> None:
         """Update a pod without a node."""
-        if self._settings.mode is NominationMode.NEVER:
-            return
         if pod.status_node:
             self._nominees[pod.uid] = Nominee(pod.ref, "", pod.status_node)
         else:
@@ -196,8 +187,6 @@ class Nominator:
 
     def on_filter(self, uid: str, nodes: Collection[str]) -> None:
         """Record that kube-scheduler calls filter for the pod with these nodes."""
-        if self._settings.mode is NominationMode.NEVER:
-            return
         row = self._nomination_of(uid)
         if row is None or row.nominee is None:
             return
@@ -344,9 +333,7 @@ class Nominator:
     # Private helpers.
 
     def _is_active(self) -> bool:
-        if self._settings.mode is NominationMode.NEVER or self._clock.now() < self._not_before:
-            return False
-        return self._settings.mode is NominationMode.ALWAYS or len(self._feasible_nodes) > self._settings.above_nodes
+        return self._clock.now() >= self._not_before and len(self._feasible_nodes) > self._settings.above_nodes
 
     def _nominate(self, pod: WaitingPod) -> Nominee | _NodeSearch | None:
         """Nominate the pod. Returns a search if all nodes must be compared first; None if the pod is not nominated."""

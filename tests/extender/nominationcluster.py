@@ -12,7 +12,7 @@ from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache.reservations import Timeouts
 from extender.gangs import gangtypes
-from extender.nomination.nominator import NominationMode, NominationOutcome, NominationSettings
+from extender.nomination.nominator import NominationOutcome, NominationSettings
 from extender.records import nodeinfo
 from extender.records.nodeinfo import PlacedPod
 from extender.records.podinfo import PodRecord
@@ -24,7 +24,7 @@ from tests.extender.states import as_card, as_pod
 from tests.fakes.clock import FakeClock
 
 PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
-ALWAYS = NominationSettings(mode=NominationMode.ALWAYS)
+ALWAYS = NominationSettings(above_nodes=0)
 REFUSED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
 
 

@@ -14,7 +14,7 @@ from tests.fakes.clock import FakeClock
 
 SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
-    nominate="never", max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0,
+    max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0,
     namespace="ns", lease_duration=5.0, no_lease=True,
 )  # fmt: skip
 

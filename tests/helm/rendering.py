@@ -25,7 +25,6 @@ OTHER = (  # nothing is as by default
     "webhook.gangSchedulers={one,two}",
     "webhook.mps=required",
     "webhook.nvidiaGpu=take",
-    "extender.nominate=always",
     "extender.policy=spread",
     "extender.service.clusterIP=10.0.0.7",
     "deviceplugin.restrictToNode=false",

@@ -89,10 +89,8 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert parsed_options(render, "webhook", "webhook.toleratedTaints=null")["tolerated_taints"] == ()
     options = parsed_options(render, "extender", *OTHER)
     assert (options["namespace"], options["tls_hosts"]) == ("gpu", ("10.0.0.7",))
-    assert (options["policy"], options["headroom"], options["one_best_node"]) == ("spread", 0, True)
-    assert options["nominate"] == "always"
+    assert (options["policy"], options["headroom"]) == ("spread", 0)
     options = parsed_options(render, "extender")
-    assert options["nominate"] == "auto"
     assert options["max_gang_permit_seconds"] == 300.0
     assert parsed_options(render, "extender", "policies.podGroupTimeoutSeconds=90")["max_gang_permit_seconds"] == 90.0
     for part in ("extender", "webhook"):

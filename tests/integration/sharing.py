@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 import ssl
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -370,6 +371,19 @@ def flags(cluster: Cluster, part: str, *extra: str) -> Iterator[None]:
     assert start_line is not None
     try:
         _again(cluster, part, [*start_line.command, *extra])
+        yield
+    finally:
+        _again(cluster, part, start_line.command)
+
+
+@contextmanager
+def program(cluster: Cluster, part: str, *command: str) -> Iterator[None]:
+    """The part is started by this program of the tests, with the same options."""
+    process = cluster.process(part)
+    start_line = process.recorded
+    assert start_line is not None
+    try:
+        _again(cluster, part, [sys.executable, "-m", *command, *start_line.command[1:]])
         yield
     finally:
         _again(cluster, part, start_line.command)

@@ -61,7 +61,7 @@ QUIET_ROUNDS = 150  # of ten seconds each, in which all pods that fit must be pl
 
 SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
-    nominate="never", max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0,
+    max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0,
     namespace=names.NAMESPACE, lease_duration=DURATION, no_lease=False,
 )  # fmt: skip
 

@@ -36,7 +36,7 @@ settings_of_extenders = st.sampled_from(
     [
         {},
         {"bind_deadline": 60.0},
-        {"bind_deadline": 60.0, "nominate": "always"},
+        {"bind_deadline": 60.0, "nominate_above_nodes": 0},
         {"one_best_node": False, "policy": "spread"},
     ]
 )

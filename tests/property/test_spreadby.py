@@ -11,7 +11,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.cache.reservations import Assumed, Phase
-from extender.nomination.nominator import NominationMode, NominationSettings
+from extender.nomination.nominator import NominationSettings
 from extender.records.pod import Pod
 from extender.records.wire import FilterArgs
 from tests.build import P100, asking
@@ -46,7 +46,7 @@ class World(Ahead):
     """Nodes of one card in racks, and the pods of two controllers."""
 
     def __init__(self, zones: list[str]) -> None:
-        super().__init__("unused", settings=NominationSettings(mode=NominationMode.ALWAYS, policy="binpack"))
+        super().__init__("unused", settings=NominationSettings(above_nodes=0, policy="binpack"))
         self.state.remove_node("unused")
         self.zones: dict[str, str] = {}
         self.deleted: set[str] = set()  # no UID is used again

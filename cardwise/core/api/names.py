@@ -59,7 +59,9 @@ DEVICE_CLASSES: Final = "cardwise.dev/device-classes"
 
 # Annotations that a user may set.
 POLICY: Final = "cardwise.dev/policy"  # on a pod or a namespace: one of core/api/policies
-ONE_NODE: Final = "cardwise.dev/one-best-node"  # on a pod: "true" or "false" overrides the chart's setting
+ONE_NODE: Final = (
+    "cardwise.dev/one-best-node"  # on a pod: "true" or "false" overrides what follows from its preferences
+)
 DEFAULTS_OPT_OUT: Final = "cardwise.dev/defaults"  # on a pod: "disabled"
 DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace
 CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name no class

@@ -11,7 +11,7 @@ from cardwise.kube import paths
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.controllers.workloadcontroller import WorkloadController
-from extender.nomination.nominator import NominationMode, NominationSettings
+from extender.nomination.nominator import NominationSettings
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
 from tests.build import P100, asking
@@ -81,7 +81,7 @@ def test_the_annotation_of_a_pod_decides():
 
 
 def test_it_decides_ahead_as_well():
-    ahead = Ahead("n1", "n2", settings=NominationSettings(mode=NominationMode.ALWAYS, policy="priced"))
+    ahead = Ahead("n1", "n2", settings=NominationSettings(above_nodes=0, policy="priced"))
     ahead.show_pod(bound("r1", P100 - HALF, 0, node="n1"))
     ahead.show_pod(bound("r2", P100 - HALF - 4000, 0, node="n2"))
     taught(ahead.state, controller(ahead.state), HALF)

@@ -13,7 +13,7 @@ from extender.cache import nodesearch
 from extender.cache.nominated import NominatedPods
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed
-from extender.nomination.nominator import NominationMode, NominationSettings
+from extender.nomination.nominator import NominationSettings
 from extender.queue.searchpauses import SearchPauses
 from extender.records.pod import Pod
 from extender.records.wire import FilterArgs
@@ -36,7 +36,7 @@ class World(Ahead):
         all_nodes: bool = False,
         cards: int = 1,
     ) -> None:
-        super().__init__("unused", settings=NominationSettings(mode=NominationMode.ALWAYS, policy=policy))
+        super().__init__("unused", settings=NominationSettings(above_nodes=0, policy=policy))
         self.state.remove_node("unused")
         self.zones: dict[str, str] = {}
         self.settings = AnswerSettings(policy=policy, one_best_node=not all_nodes)

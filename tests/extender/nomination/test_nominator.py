@@ -5,7 +5,7 @@ import pytest
 from cardwise.core.api import names
 from extender.cache.reservations import Assumed, Phase
 from extender.nomination import nominator
-from extender.nomination.nominator import NominationMode, NominationOutcome, NominationSettings
+from extender.nomination.nominator import NominationOutcome, NominationSettings
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
 from tests.build import P100
@@ -131,7 +131,7 @@ def test_what_was_gated_comes_when_its_gates_are_gone():
     ("default", "wish", "ahead"), [(False, None, False), (False, "true", True), (True, None, True)]
 )
 def test_no_pod_is_nominated_if_the_scheduler_weighs_nodes(default, wish, ahead):
-    world = World("n1", settings=NominationSettings(mode=NominationMode.ALWAYS, one_best_node=default))
+    world = World("n1", settings=NominationSettings(above_nodes=0, one_best_node=default))
     pod = world.create("p", HALF)
     if wish is not None:
         pod["metadata"]["annotations"] = {names.ONE_NODE: wish}
@@ -163,10 +163,9 @@ def test_a_pod_with_one_best_node_is_nominated_despite_its_preferences(spec):
 
 
 @pytest.mark.parametrize(("settings", "ahead"), [
-    (NominationSettings(mode=NominationMode.NEVER), False),
-    (NominationSettings(mode=NominationMode.AUTO, above_nodes=2), False),
-    (NominationSettings(mode=NominationMode.AUTO, above_nodes=1), True),
-    (NominationSettings(mode=NominationMode.ALWAYS, above_nodes=2), True),
+    (NominationSettings(above_nodes=2), False),
+    (NominationSettings(above_nodes=1), True),
+    (NominationSettings(above_nodes=0), True),
 ])  # fmt: skip
 def test_when(settings, ahead):
     world = World("n1", "n2", settings=settings)

@@ -10,7 +10,7 @@ from cardwise.kube import paths
 from tests.build import P100
 from tests.cluster import Cluster
 from tests.integration.conftest import spaces
-from tests.integration.sharing import Space, flags, inspect, workload
+from tests.integration.sharing import Space, inspect, program, workload
 
 pytestmark = [pytest.mark.cluster("sim")]
 
@@ -24,7 +24,7 @@ def nominating(cluster: Cluster) -> Iterator[Cluster]:
     first = {"metadata": {"name": "first"}, "value": 1000}
     meek = {"metadata": {"name": "meek"}, "value": 0, "preemptionPolicy": "Never"}
     calm = {"metadata": {"name": "calm"}, "value": 5000, "preemptionPolicy": "Never"}
-    with flags(cluster, "extender", "--nominate=always"):
+    with program(cluster, "extender", "tests.cluster.nominatingextender", "0"):
         for priority in (first, meek, calm):
             cluster.api.create(PRIORITIES, priority)
         yield cluster
