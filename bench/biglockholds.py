@@ -20,8 +20,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import budgets
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache.placing import PlacementRequest
 from extender.gangs.gangtypes import PlannedNode
+from extender.placing.placing import PlacementRequest
 from extender.records import cards, nodeinfo, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State

@@ -25,10 +25,10 @@ from cardwise.core.gangs.gangs import GangPatience
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
 from extender.gangs import gangtypes
 from extender.nomination.nominator import NominationSettings
+from extender.placing.placing import PlacementRequest
 from extender.records import cards, nodeinfo, podinfo, wire
 from extender.records.podref import PodRef
 from extender.state import State

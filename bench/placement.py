@@ -26,7 +26,7 @@ from cardwise.simulation.fill import PODS_BETWEEN_REFRESHES, FillResult, simulat
 from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.summary import FillSummary, Mean
 from cardwise.simulation.workload import SimulatedNode, SimulatedWorkload
-from extender.cache.scoredpolicies import MAX_SCORED_NODES
+from extender.placing.scoredpolicies import MAX_SCORED_NODES
 
 _INITIAL_SHARE = 0.85  # the share of all cards that is allocated before decisions are measured
 LEVELS = (80, 90, 95, 100, 110, 130)

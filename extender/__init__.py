@@ -17,6 +17,7 @@ The packages and modules in the order of imports. A module imports only from mod
     preemption    which pods are evicted for a pod or gang
     gangs         groups of pods that are placed together
     nomination    chooses nodes and cards for pending pods before kube-scheduler calls filter
+    placing       chooses a node and cards for a single pod
     cache         the ledger and its reservations
     queue         pending pods
     records       decoded objects

@@ -28,19 +28,19 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import ShareReport
-from extender.cache.nodesearch import NodeSearch
 from extender.cache.nominated import NominatedPods
 from extender.cache.pacing import Pace, pause
-from extender.cache.placing import LeaderChanged, PlacementRequest, Placing
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts
-from extender.cache.scoredpolicies import ScoredPolicies
 from extender.cache.statelock import StateLock
 from extender.gangs import gangtypes
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
 from extender.nomination import nominator
 from extender.nomination.nominator import Nominator
+from extender.placing.nodesearch import NodeSearch
+from extender.placing.placing import LeaderChanged, PlacementRequest, Placing
+from extender.placing.scoredpolicies import ScoredPolicies
 from extender.preemption.preemption import Preemption
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.cards import CardRecord

@@ -31,8 +31,8 @@ from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder, BindFailed
 from extender.cache import statelock
-from extender.cache.placing import Call
 from extender.leadership.leadership import Leadership
+from extender.placing.placing import Call
 from extender.records import wire
 from extender.records.wire import BindResult, FilterResult, Malformed
 from extender.state import State

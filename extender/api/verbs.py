@@ -14,12 +14,12 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
-from extender.cache import nodesearch
-from extender.cache.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PHASE_NAMES, KnownBinding, Phase
 from extender.gangs.gangtypes import MemberPlace, PlacedAlone, PlannedNode
 from extender.nomination.nominator import YOUNGEST
+from extender.placing import nodesearch
+from extender.placing.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import (

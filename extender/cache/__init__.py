@@ -1,9 +1,9 @@
 """The cache: node reports, reservations and nominations, and the ledger of cards that is computed from all three.
 
-Input: records, and the decisions of filter and bind. Output: the nodes and cards that fit a pod, the free capacity,
-and the reservations of each pod.
+Input: records, and the decisions of filter and bind. Output: the free capacity, the reservations of each pod, and
+snapshots of both for planners.
 
-`extender.state` holds the lock of all these modules. Only `nodesearch` and `scoredpolicies` take it themselves.
+`extender.state` holds the lock of all these modules.
 
     reservations    which pod has which cards: one row for each pod, and the life of a row. Read this first
     nominations     which cards are reserved for which pod after a preemption
@@ -13,13 +13,9 @@ and the reservations of each pod.
                     is freed
     clusterview     the data that planners read, live or as a snapshot; the changes since a snapshot
     cache           creates the components above; checks a plan again at bind
-    placing         asks the placement engine for one pod; `nodesearch`: the same for pods with several card requests,
-                    on a snapshot
-    scoredpolicies  the engine of the scored policies, made when it is first needed
     inventory       what nodes report of cards and devices
     membership      which ResourceClasses each card is in
     nodeload        cpu, memory and number of pods of each node
-    nodefacts       what a placement policy sees of the nodes when it ranks them for a pod
     quotas          GPUQuotas by namespace, and their remaining amounts
     statelock       the lock, which measures how long it is held; `pacing`: how long work may last under the lock,
                     and pauses for work without it

@@ -21,8 +21,8 @@ from cardwise.core.gangs.gangplan import Pace, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.placement import fitting
 from extender.cache.clusterview import ClusterView
-from extender.cache.nodefacts import NodeFacts
 from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
+from extender.placing.nodefacts import NodeFacts
 
 
 class PlannedGang(NamedTuple):

@@ -29,9 +29,9 @@ from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache.cache import Cache
 from extender.cache.nodeload import NodeLoads
 from extender.cache.pacing import Pace, pause_seconds
-from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
+from extender.placing.placing import PlacementRequest, Placing
 from extender.queue.schedulingqueue import sort_key
 from extender.records import feasiblenodes
 from extender.records.feasiblenodes import FeasibleNodes

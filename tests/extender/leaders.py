@@ -12,9 +12,9 @@ from cardwise.kube import paths
 from cardwise.kube.leases.lease import LeaderElector
 from extender.binding import binder
 from extender.binding.binder import Binder
-from extender.cache.placing import PlacementRequest
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import LeaseLeadership
+from extender.placing.placing import PlacementRequest
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs

@@ -12,8 +12,8 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.nominated import NominatedPods
-from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Timeouts
+from extender.placing.placing import PlacementRequest
 from extender.records import cards, podinfo
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef

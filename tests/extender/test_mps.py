@@ -6,9 +6,9 @@ import pytest
 from cardwise.core.api import names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed
 from extender.gangs.gangtypes import GangSettings, PlannedNode
+from extender.placing.placing import PlacementRequest
 from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State

@@ -7,8 +7,8 @@ from cardwise.core.api import assignment, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.objects.extendedresources import Allocated
-from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, Phase
+from extender.placing.placing import PlacementRequest
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers

@@ -9,8 +9,8 @@ from cardwise.core.gangs.gangs import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.nodeload import STEADY_SECONDS, NodeLoads
-from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Phase
+from extender.placing.placing import PlacementRequest
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef

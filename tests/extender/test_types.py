@@ -11,8 +11,8 @@ from cardwise.core.values.refusals import Refusal
 from extender import informers
 from extender.cache.inventory import Inventory
 from extender.cache.membership import ClassMembership
-from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Phase
+from extender.placing.placing import PlacementRequest
 from extender.records.podref import PodRef
 from extender.reporting.classcontroller import automatic_class
 from tests.build import P100, asking, extended_resource, gpu_quota, reported_share, resource_class

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cardwise.core.api import assignment, quotas, request
 from cardwise.core.placement.placement import Placement
-from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, Phase
+from extender.placing.placing import PlacementRequest
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from tests.build import asking, extended_resource

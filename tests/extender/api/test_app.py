@@ -18,8 +18,8 @@ from extender.__main__ import main
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.metrics import GaugeReaders
-from extender.cache.nodesearch import SMALL_SEARCH_NODES
 from extender.leadership.leadership import Denial, Leadership
+from extender.placing.nodesearch import SMALL_SEARCH_NODES
 from tests.build import P100, asking
 from tests.examples import examples
 from tests.extender.api.serverparts import POD, parts

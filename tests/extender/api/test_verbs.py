@@ -7,9 +7,9 @@ from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache.nodesearch import SMALL_SEARCH_NODES
-from extender.cache.placing import Call, PlacementRequest
 from extender.cache.reservations import Phase
+from extender.placing.nodesearch import SMALL_SEARCH_NODES
+from extender.placing.placing import Call, PlacementRequest
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs, FilterResult

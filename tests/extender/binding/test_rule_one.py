@@ -18,8 +18,8 @@ from cardwise.core.placement.placement import Placement
 from cardwise.kube import paths
 from cardwise.kube.watch.store import Diff, Store
 from extender.binding.binder import Binder, BindFailed
-from extender.cache.placing import PlacementRequest
 from extender.informers import _Pods
+from extender.placing.placing import PlacementRequest
 from extender.records import podinfo
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs

@@ -10,8 +10,8 @@ from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.placement import fitting, searching
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.quantity import MiB
-from extender.cache.placing import PlacementRequest
 from extender.nomination.nominator import NominationMode, NominationSettings
+from extender.placing.placing import PlacementRequest
 from extender.records.podref import PodRef
 from extender.state import State
 from tests.build import container, extended_resource, pod

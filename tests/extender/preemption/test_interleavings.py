@@ -16,8 +16,8 @@ from cardwise.core.api.request import Load
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache import placing
 from extender.cache.reservations import Assumed, Phase
+from extender.placing import placing
 from extender.records import wire
 from extender.records.nodeinfo import NodeRecord
 from extender.records.podref import PodRef

@@ -15,11 +15,11 @@ from cardwise.kube.pods.nodeconstraints import NodeLabels, Taint
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import AnswerSettings
-from extender.cache import placing
 from extender.cache.nominated import MAX_RESERVED_NODES
 from extender.cache.pacing import LOCKED_SECONDS
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
+from extender.placing import placing
 from extender.records import podinfo, wire
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef

@@ -8,9 +8,10 @@ from cardwise.core.api import request
 from cardwise.core.placement import searching
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache import nodesearch, pacing, placing
-from extender.cache.nodesearch import SMALL_SEARCH_NODES
-from extender.cache.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
+from extender.cache import pacing
+from extender.placing import nodesearch, placing
+from extender.placing.nodesearch import SMALL_SEARCH_NODES
+from extender.placing.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
 from extender.queue import searchpauses
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, extended_resource, pod

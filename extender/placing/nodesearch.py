@@ -36,8 +36,8 @@ from cardwise.core.placement.searching import SearchEffort, SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.pacing import Pace
-from extender.cache.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes, order_by_rank
 from extender.cache.statelock import StateLock
+from extender.placing.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes, order_by_rank
 from extender.queue.searchpauses import SearchPauses
 
 # Maximum number of nodes that are searched under the lock, and the maximum that a search passes on to the decision.

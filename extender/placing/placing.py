@@ -20,10 +20,10 @@ from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.placement.searching import NODE_CHECKS, CheckLimit, SearchEffort
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
-from extender.cache.nodefacts import NodeFacts
 from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 from extender.cache.reservations import Phase
-from extender.cache.scoredpolicies import ScoredPolicies
+from extender.placing.nodefacts import NodeFacts
+from extender.placing.scoredpolicies import ScoredPolicies
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 

@@ -9,11 +9,11 @@ from cardwise.core.api import assignment, names
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
-from extender.cache import nodesearch
 from extender.cache.nominated import NominatedPods
-from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed
 from extender.nomination.nominator import NominationSettings
+from extender.placing import nodesearch
+from extender.placing.placing import PlacementRequest
 from extender.queue.searchpauses import SearchPauses
 from extender.records.pod import Pod
 from extender.records.wire import FilterArgs
