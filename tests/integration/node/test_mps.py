@@ -48,6 +48,7 @@ cat /run/cardwise/share/share.json && echo
 touch /run/cardwise/share/mine 2>&1
 echo started
 """
+TURNS = 15  # measurements of each kind
 STAY = "trap 'exit 0' TERM; while [ ! -e /told/go ]; do sleep 0.2; done; rm /told/go; exit $(cat /told/code)"
 
 
@@ -131,16 +132,16 @@ class World:
     # Pods.
 
     def pod(
-        self, name: str, index: int, mib: int, *, agent: bool = False, restart: str = "Always", mode: str = ""
+        self, name: str, index: int | None, mib: int, *, agent: bool = False, restart: str = "Always", mode: str = ""
     ) -> str:
-        """Creates and binds; returns the UID."""
+        """Creates and binds; returns the UID. `index` of its card, None: it has no share."""
         share = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
         main: dict[str, Any] = {
             "name": "main",
             "image": BUSYBOX,
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", f"echo 1 > /told/code; ({TELL}) >> /told/log 2>&1; {STAY}"],
-            "resources": {"limits": {names.GPU_MEM: str(mib), names.SHARE: "1"}},
+            "resources": {"limits": {names.GPU_MEM: str(mib), names.SHARE: "1"} if index is not None else {}},
             "volumeMounts": [{"name": "told", "mountPath": "/told"}],
         }
         if agent:
@@ -156,13 +157,11 @@ class World:
             "containers": [main],
         }
         uid = self.space.create({"metadata": {"name": name}, "spec": spec})
-        card_share = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
-        metadata = {
-            "name": name,
-            "uid": uid,
-            "annotations": codec.encode(Assignment({"0": (card_share,)}), assume_time_ns=time.time_ns())
-            | ({mps.MODE: mode} if mode else {}),
-        }
+        annotations = {mps.MODE: mode} if mode else {}
+        if index is not None:
+            card_share = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
+            annotations |= codec.encode(Assignment({"0": (card_share,)}), assume_time_ns=time.time_ns())
+        metadata = {"name": name, "uid": uid, "annotations": annotations}
         binding = {"metadata": metadata, "target": {"kind": "Node", "name": NODE}}
         self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
         return uid
@@ -364,17 +363,60 @@ def test_a_manager_that_stands_still_keeps_containers_back_until_it_goes_on(worl
     assert (world.starts(runs), world.starts(late)) == (1, 1)
 
 
-def test_beside_another_mps_daemon_pods_share_the_card_without_mps_until_they_have_ended(world, tmp_path):
-    """The daemon is the machine's, as a systemd unit would start it. A manager that starts looks at once."""
+@contextlib.contextmanager
+def another_daemon(world: World, index: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An MPS daemon of the machine that serves the card."""
     environment = dict(os.environ) | {
-        mps.PIPE_ENV: str(tmp_path / "pipe"),
-        mps.LOG_ENV: str(tmp_path / "log"),
-        "CUDA_VISIBLE_DEVICES": world.uuids[1],
+        mps.PIPE_ENV: str(folder / "pipe"),
+        mps.LOG_ENV: str(folder / "log"),
+        "CUDA_VISIBLE_DEVICES": world.uuids[index],
     }
     for name in ("pipe", "log"):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
     another = subprocess.Popen([manager.DOUBLE / "nvidia-cuda-mps-control", "-f"], env=environment)
     try:
+        yield another
+    finally:
+        another.kill()
+        another.wait()
+
+
+@pytest.mark.soak  # its numbers go to docs/measured.md
+def test_how_long_pods_take_from_their_creation_to_their_first_line_with_mps_and_without(world, tmp_path):
+    """In turns, so that what else the machine does falls on all alike."""
+    seconds: dict[str, list[float]] = {}
+
+    def measure(kind: str, name: str, **settings: Any) -> None:
+        began = time.monotonic()
+        uid = world.pod(name, **settings)
+        while not world.starts(uid):
+            assert time.monotonic() - began < 120.0, world.space.reasons(name)
+            time.sleep(0.01)
+        seconds.setdefault(kind, []).append(time.monotonic() - began)
+        world.space.clear()
+
+    with another_daemon(world, 1, tmp_path):
+        world.cluster.process(MANAGER).restart()
+        world.wait(lambda: world.mps_status(1).get("state") == MpsState.UNAVAILABLE, "one card is without MPS")
+        world.wait_ready(0)
+        for turn in range(TURNS):
+            measure("no GPU", f"plain-{turn}", index=None, mib=0)
+            measure("a share without MPS", f"without-{turn}", index=1, mib=1000)
+            measure("a share with MPS", f"with-{turn}", index=0, mib=1000)
+            measure("a share with MPS that raises the ceiling", f"raises-{turn}", index=0, mib=8138)
+            measure("a share with MPS and the share agent", f"agent-{turn}", index=0, mib=1000, agent=True)
+        world.cluster.process(MANAGER).stop()
+        for turn in range(TURNS):
+            measure("no GPU, no manager", f"alone-{turn}", index=None, mib=0)
+    world.cluster.process(MANAGER).restart()
+    for kind, times in seconds.items():
+        ordered = sorted(times)
+        print(f"{kind}: p50 {ordered[len(ordered) // 2]:.2f} s, min {ordered[0]:.2f} s, max {ordered[-1]:.2f} s")
+
+
+def test_beside_another_mps_daemon_pods_share_the_card_without_mps_until_they_have_ended(world, tmp_path):
+    """The daemon is the machine's, as a systemd unit would start it. A manager that starts looks at once."""
+    with another_daemon(world, 1, tmp_path) as another:
         world.cluster.process(MANAGER).restart()
         world.wait(lambda: world.mps_status(1).get("state") == MpsState.UNAVAILABLE, "the cluster knows")
         assert f"(process {another.pid}, folder {tmp_path / 'pipe'}): end it" in world.mps_status(1)["reason"]
@@ -387,9 +429,6 @@ def test_beside_another_mps_daemon_pods_share_the_card_without_mps_until_they_ha
         world.wait(
             lambda: "is Unavailable, not Ready: an MPS daemon that" in world.space.reasons("demands"), "it waits"
         )
-    finally:
-        another.kill()
-        another.wait()
     world.cluster.process(MANAGER).restart()
     world.wait(lambda: "have ended" in world.mps_status(1).get("reason", ""), "MPS waits for the pods")
     assert (world.starts(free), world.starts(agreed), world.starts(required)) == (1, 1, 0)
