@@ -334,6 +334,8 @@ class MpsManager:
         for home, unit in units.items():
             if home not in self._daemons and self._may_serve(unit):
                 daemon = self._create_daemon(unit)
+                if self._has_containers_without_mps(unit):
+                    daemon.note_starts_without_mps()
                 self._apply_availability(daemon, is_running=self._is_running(unit))
                 with self._lock:
                     self._daemons[home] = daemon
@@ -351,9 +353,34 @@ class MpsManager:
     def _may_serve(self, unit: DaemonUnit) -> bool:
         """Whether a unit without a daemon may get one.
 
-        Until the Node object is known, NVIDIA's device plugin may serve its cards, unless a manager served them before.
+        Until Node object and pods are known, NVIDIA's device plugin or pods without MPS may use its cards, unless a
+        manager has served them before.
         """
-        return self._node.synced or self._is_running(unit) or mpsfiles.read_state(unit.home) is not None
+        return (self._node.synced and self.pods.synced) or self._was_served(unit)
+
+    def _was_served(self, unit: DaemonUnit) -> bool:
+        """Whether a manager has served the unit since the machine was started."""
+        return self._is_running(unit) or mpsfiles.read_state(unit.home) is not None
+
+    def _has_containers_without_mps(self, unit: DaemonUnit) -> bool:
+        """Whether containers that do not demand to be without MPS run without it on the unit's cards.
+
+        They started before a manager came to this node. After a reboot none of them runs.
+        """
+        if self._was_served(unit):
+            return False
+        running_containers = self._host.running_containers()
+        uuid_by_index = uuids_by_index(unit.cards)
+        return any(
+            container.runtime_id in running_containers
+            for pod in self.pods.list_pods()
+            if not pod.without_mps
+            for container in pod.containers
+            if any(
+                share.resolve_uuid(uuid_by_index) in unit.uuids
+                for share in pod.assignment.containers.get(container.key, ())
+            )
+        )
 
     def _is_running(self, unit: DaemonUnit) -> bool:
         return bool(self._host.daemons(unit.pipe))

@@ -132,6 +132,11 @@ class Daemon:
         """Whether containers may have started without MPS because MPS was unavailable."""
         return self._note.exists()
 
+    def note_starts_without_mps(self) -> None:
+        """Note that containers have started without MPS, before a manager came to the node. Raises OSError."""
+        directories.create_open_folder(self.unit.home)
+        self._note.touch()
+
     def set_enabled(self, enabled: bool, reason: str = "") -> None:
         """Set whether the daemon should run. When it has ended, the cards get their former compute modes back."""
         self._set_desired_state((enabled, reason, ""))

@@ -107,6 +107,9 @@ class Host(Protocol):
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         """The pods and containers of a process, the outermost first."""
 
+    def running_containers(self) -> set[str]:
+        """The IDs of all containers that have a process."""
+
     def name(self, pid: int) -> str | None:
         """The printable name of a process, None if there is no such process."""
 
@@ -168,6 +171,10 @@ class LocalHost:
 
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         return cgroups.read_memberships(pid)
+
+    def running_containers(self) -> set[str]:
+        pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+        return {membership.container for pid in pids for membership in cgroups.read_memberships(pid)} - {""}
 
     def name(self, pid: int) -> str | None:
         try:

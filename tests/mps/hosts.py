@@ -145,6 +145,10 @@ class FakeHost:
         process = self._living(pid)
         return process.pods if process is not None else ()
 
+    def running_containers(self) -> set[str]:
+        living = [process for process in self.processes.values() if process.is_alive()]
+        return {membership.container for process in living for membership in process.pods}
+
     def name(self, pid: int) -> str | None:
         process = self._living(pid)
         return process.name if process is not None else None

@@ -30,8 +30,8 @@ def test_cards_come_up_ready_closed_and_told(pair):
 
 
 def test_it_is_ready_when_the_pods_are_known_the_cluster_is_told_and_a_card_is(pair):
-    pair.pods.synced = False
     pair.start()
+    pair.pods.synced = False
     pair.manager._publication.problem = "the cluster has not been told"
     pods, problem, cards = pair.manager.problems()
     assert (pods, problem) == ("the pods of this node are not known yet", "the cluster has not been told")

@@ -62,6 +62,8 @@ class World:
             "CARDWISE_DOUBLE_DRIVER": str(self.driver),
             mps.PIPE_ENV: str(self.pipe),
             mps.LOG_ENV: str(self.folder / "log"),
+            # It serves no card of a manager that another test runs on this machine. NVIDIA's program wants a real one.
+            **({} if self.real else {"CUDA_VISIBLE_DEVICES": "GPU-of-no-manager"}),
         }
 
     @property

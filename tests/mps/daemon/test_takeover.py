@@ -50,9 +50,9 @@ def test_on_request_all_daemons_end_with_the_manager_or_none(pair):
 
 
 def test_without_knowing_the_pods_none_ends_with_the_manager(node):
-    node.pods.synced = False
     node.start()
     node.wait_ready()
+    node.pods.synced = False
     daemon = node.daemon()
     node.stop()
     assert daemon.is_alive()

@@ -16,7 +16,7 @@ from deviceplugin.grants.mpswait import MpsNotReady, MpsWait
 from mps.daemon import machine
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL
-from tests.mps.mpsnode import DOUBLE, P100, uuid_of
+from tests.mps.mpsnode import CID, DOUBLE, P100, uuid_of
 
 LOOK = 61.0  # seconds after which the manager has looked again
 LATE = 40  # steps by which the watch of the pods may be late: more than the manager waits before it checks
@@ -301,19 +301,38 @@ def test_a_daemon_that_dies_where_mps_has_become_impossible_leaves_an_open_card(
 
 
 def test_before_the_node_is_known_nothing_is_closed_but_what_a_manager_served_before(node):
-    node.own_node.synced = False
+    node.own_node.synced = node.pods.synced = False
     node.start()
-    node.pass_time(60.0)
-    assert node.mode() == "Default"
-    assert "does not serve" in node.problem()
-    assert "the Node object is not known yet" in node.manager.problems()
-    node.own_node.synced = True
+    for known in (node.own_node, node.pods):
+        node.pass_time(60.0)
+        assert node.mode() == "Default"
+        assert "does not serve" in node.problem()
+        assert any("not known yet" in problem for problem in node.manager.problems())
+        known.synced = True
     node.wait_ready()
     node.crash()
     node.daemon().kill()
     node.own_node.synced = False
     node.start()
     node.wait_ready()
+
+
+@pytest.mark.parametrize("state", ["runs", "all without MPS", "not started since the reboot"])
+def test_a_manager_that_comes_to_a_node_with_pods_lets_them_end_without_mps(node, state):
+    """They may open the card at any time later."""
+    node.bind("pod", 0, 4096, without_mps=state == "all without MPS")
+    if state != "not started since the reboot":
+        node.host.add("python", {}, CgroupMembership("uid-pod", CID))
+    node.start()
+    if state == "runs":
+        node.pass_time(120.0)
+        assert (node.status().state, node.mode()) == (UNAVAILABLE, "Default")
+        node.end("pod")
+        node.wait_ready()
+    elif state == "all without MPS":
+        until_state(node, MpsState.OFF)
+    else:
+        node.wait_ready()
 
 
 def test_foreign_processes_keep_a_card_down_as_before(node):

@@ -28,7 +28,7 @@ def running(folder) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def start(name: str, *arguments: str, pipe: str = "pipe") -> subprocess.Popen[bytes]:
         program = folder / name
         program.write_text(STAY)
-        environment = os.environ | {mps.PIPE_ENV: str(folder / pipe)}
+        environment = os.environ | {mps.PIPE_ENV: str(folder / pipe), "CUDA_VISIBLE_DEVICES": "GPU-of-no-manager"}
         command = [sys.executable, "-IS", program, *arguments]
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
         started[-1].stdout.readline()
