@@ -93,7 +93,7 @@ def test_one_that_has_ended_is_signalled_no_more(folder, running):
     assert not listed.is_alive()
     listed.signal(signal.SIGKILL)
     assert LOCAL.environment(daemon.pid) == {}
-    assert LOCAL.name(NOBODYS) == ""
+    assert LOCAL.name(NOBODYS) is None
     assert LOCAL.memberships(NOBODYS) == ()
 
 
