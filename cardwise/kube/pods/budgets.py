@@ -14,7 +14,8 @@ from cardwise.kube import wire
 # Conditions of changed budgets, as they were and as they are. All pods on thousands of nodes are compared with them.
 _MAX_CHANGED_CONDITIONS: Final = 8
 _MAX_CHANGED_NAMESPACES: Final = 8  # namespaces whose budgets are compared; up to 0.3 ms each
-MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # conditions of all budgets of a namespace; checking takes 0.1 ms per pod
+# Conditions of all budgets of a namespace; a condition counts for each of its operands. Checking takes 0.1 ms per pod.
+MAX_CONDITIONS_PER_NAMESPACE: Final = 512
 MAX_BUDGETS_PER_POD: Final = 8  # budgets of a pod; the API server evicts no pod that is covered by more than one budget
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -27,6 +28,11 @@ class LabelCondition:
     key: str
     operator: str
     operands: frozenset[str] = frozenset()
+
+    @property
+    def size(self) -> int:
+        """The number of conditions as which this condition counts."""
+        return len(self.operands) or 1
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         match self.operator:
@@ -54,6 +60,10 @@ def parse_conditions(selector: Mapping[str, Any]) -> tuple[LabelCondition, ...]:
     return (*equal, *expressions_conditions)
 
 
+# In place of conditions that are too many to be checked: equal for all such budgets, so that they are compared quickly.
+_TOO_MANY: Final = (LabelCondition("", "Exists"),) * (MAX_CONDITIONS_PER_NAMESPACE + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """A PodDisruptionBudget.
@@ -72,11 +82,16 @@ class Budget:
 
 
 def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
-    """Decode a PodDisruptionBudget. Returns its key "namespace/name" and the budget."""
+    """Decode a PodDisruptionBudget. Returns its key "namespace/name" and the budget.
+
+    Budgets are compared under the lock. So conditions that are more than `Budgets` checks are replaced.
+    """
     manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     selector = spec.get("selector")
     conditions = None if selector is None else parse_conditions(selector)
+    if conditions is not None and _size(conditions) > MAX_CONDITIONS_PER_NAMESPACE:
+        conditions = _TOO_MANY
     budget = Budget(metadata["namespace"], int(status.get("disruptionsAllowed") or 0), conditions)
     return f"{metadata['namespace']}/{metadata['name']}", budget
 
@@ -173,11 +188,16 @@ class Budgets:
         return allowances
 
 
+def _size(conditions: Iterable[LabelCondition]) -> int:
+    """The number of conditions as which the conditions of a budget count."""
+    return sum(condition.size for condition in conditions) or 1
+
+
 def _exceed_conditions(budgets: Iterable[Budget], limit: int) -> bool:
     """Whether the budgets have more conditions than this. Reads no more budgets than needed."""
     count = 0
     for budget in budgets:
-        count += max(1, len(budget.conditions or ()))
+        count += _size(budget.conditions or ())
         if count > limit:
             return True
     return False
@@ -196,7 +216,7 @@ class _Covering:
         remaining = MAX_CONDITIONS_PER_NAMESPACE
         for key, budget in budgets.items():
             conditions = budget.conditions or ()
-            remaining -= max(1, len(conditions))
+            remaining -= _size(conditions)
             if remaining < 0:
                 self._overflow = (self._all,)
                 return

@@ -168,3 +168,32 @@ def test_a_budget_of_which_only_the_number_has_changed_is_compared_once():
     known_budgets.set_budget("team/web", budgets.Budget("team", 2, conditions))
     (changed,) = known_budgets.budgets_changed_since(snapshot)["team"]
     assert changed.conditions == conditions
+
+
+@pytest.mark.parametrize("operators", [[("Exists", 0)] * 20_000, [("In", 20_000)], [("In", 40)] * 500])
+def test_conditions_beyond_those_that_are_checked_are_not_compared(operators, monkeypatch):
+    """Budgets are compared under the lock."""
+    compared = []
+    for method in ("__eq__", "__hash__"):
+        original = getattr(budgets.LabelCondition, method)
+
+        def count(condition, *others, original=original):
+            compared.append(len(condition.operands) or 1)
+            return original(condition, *others)
+
+        monkeypatch.setattr(budgets.LabelCondition, method, count)
+    expressions = [
+        {"key": f"k{i}", "operator": operator, "values": [f"v{j}" for j in range(operands)]}
+        for i, (operator, operands) in enumerate(operators)
+    ]
+    # Each change is decoded anew, as those of the watch.
+    changes = [budget("b", {"matchExpressions": expressions}, allowed=i % 2) for i in range(4)]
+    known_budgets = Budgets()
+    for change in changes:
+        snapshot = known_budgets.snapshot()
+        known_budgets.set_budget(*change)
+        assert known_budgets.namespaces_changed_since(snapshot) == {"team"}
+        (changed,) = known_budgets.budgets_changed_since(snapshot)["team"]
+        assert changed.covers({})
+    assert sum(compared) <= len(changes) * 2 * (budgets.MAX_CONDITIONS_PER_NAMESPACE + 1)
+    assert len(known_budgets.covering_keys("team", {"k0": "v0"})) == 1, "no pod may be evicted"
