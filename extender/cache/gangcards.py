@@ -74,14 +74,20 @@ class GangCards:
 
     def reserved_nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
         """The nodes with reserved cards that a pod or gang of this rank and namespace must not use."""
+        return self.reserved_holdings(rank, namespace, uid).keys()
+
+    def reserved_holdings(self, rank: Rank, namespace: str, uid: str = "") -> Mapping[str, list[Holding]]:
+        """By node, the reserved holdings that a pod or gang of this rank and namespace must not use. The mapping is
+        replaced, never changed.
+        """
         owner = self._reserving_gang()
         if owner is None or uid in owner.uids or not comes_after(rank, namespace, owner.rank, owner.namespace):
-            return ()
-        return self._by_node.keys()
+            return _NOTHING
+        return self._by_node
 
     def holdings_on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:
         """The reserved holdings on the node that the pod must not use."""
-        return self._by_node[node] if node in self.reserved_nodes(rank, namespace, uid) else []
+        return self.reserved_holdings(rank, namespace, uid).get(node, [])
 
     def node_with_reservation(self, name: str) -> NodeState | None:
         """A copy of the node with the reserved holdings; None if there is no such node."""

@@ -143,22 +143,34 @@ class GangReservation:
         """Search cards for the gang, without the lock. Does nothing if the gang is not due any more."""
         with self._lock:
             self._cache.sync_cards()
-            snapshot, changes = self._cache.snapshot(), gang.changes
+            snapshot = self._cache.snapshot()
+            ledger = snapshot.ledger.snapshot()  # the search changes the snapshot
+            before = self._selections.get(gang.key)
+            reserved = before.holdings if before is not None and self._gang is gang else {}
+        missing = _missing_by_card(ledger, reserved.values())
+        with self._lock:
+            if not _is_among(gang, find_due()):
+                return
+            stalls, changes = self._stalls.setdefault(gang.key, _Stalls()), gang.changes
+            if reserved:
+                stalls.record_shortage(missing, self._clock.now())
             gang_now = GangWithOffers(
                 gang.namespace,
                 gang.members_to_plan(),
                 uids=frozenset(gang.members),
                 offers=dict(self._offers.get(gang.key, {})),
-                given_up=dict(self._record_shortage(gang, self._clock.now()).moves),
+                given_up=dict(stalls.moves),
             )
         cards_found = search_cards(snapshot, gang_now, policy, pace)
         holdings = dict[str, Holding]()
         if isinstance(cards_found.outcome, Planned):
             holdings = _worth_reserving(snapshot, gang.namespace, gang_now.members, cards_found.outcome)
+        missing = _missing_by_card(ledger, holdings.values())
         with self._lock:
             self._cache.sync_cards()
             if _is_among(gang, find_due()) and self._cache.leader_changes == snapshot.leader_changes:
-                self._set_selection(gang, _Selection(self._clock.now(), changes, holdings, cards_found.problem))
+                selection = _Selection(self._clock.now(), changes, holdings, cards_found.problem)
+                self._set_selection(gang, selection, missing)
 
     def _next_to_search(self, due: Sequence[Gang], now: float) -> Gang | None:
         """The gang for which cards are to be searched next; None if the gang for the reservation is known.
@@ -177,20 +189,11 @@ class GangReservation:
                 break
         return min(gangs_to_search, key=lambda entry: entry[0])[1] if gangs_to_search else None
 
-    def _record_shortage(self, gang: Gang, now: float) -> "_Stalls":
-        """Record what the reserved cards still lack, before other cards are searched for the gang."""
-        waits = self._stalls.setdefault(gang.key, _Stalls())
-        if self._gang is gang and gang.key in self._selections:
-            holdings = self._selections[gang.key].holdings
-            waits.record_shortage(_missing_by_card(self._cache.ledger, holdings.values()), now)
-        return waits
-
-    def _set_selection(self, gang: Gang, selection: "_Selection") -> None:
+    def _set_selection(self, gang: Gang, selection: "_Selection", missing: Mapping[str, int]) -> None:
         self._selections[gang.key] = selection
         if selection.problem:
             gang.reason = selection.problem
         else:
-            missing = _missing_by_card(self._cache.ledger, selection.holdings.values())
             self._stalls.setdefault(gang.key, _Stalls()).record_shortage(missing, selection.at)
 
     def _end_used_up(self, now: float) -> None:

@@ -29,6 +29,7 @@ from extender.records.podref import PodRef
 
 # Maximum number of cards that are checked under the lock for a pod whose nodes were not searched before: 2 to 4 ms.
 _CHECKS: Final = 1000
+_RESERVATION_CHECKS: Final = 16  # checks that take as long as counting what is reserved for a nominated pod
 _STEPS: Final = 512  # maximum number of steps (`SearchEffort`) of the decision that follows a search without the lock
 
 
@@ -306,11 +307,9 @@ class Placing:
                     self._nominated_nodes(placement_request), (uid,), placement_request.request.priority
                 )
             ],
-            gang_reserved={
-                node: gang_cards.holdings_on(node, placement_request.rank, namespace, uid)
-                for node in self._gang_reserved_nodes(placement_request)
-                if placement_request.rank is not None
-            },
+            gang_reserved=gang_cards.reserved_holdings(placement_request.rank, namespace, uid)
+            if placement_request.rank is not None
+            else {},
             headroom=self._cache.headroom_excluding(namespace, uid),
             nominated_ahead={row.node for row in self._cache.reservations.rows_in_phases(Phase.NOMINATED)},
             ranks=self._ranks(placement_request),
@@ -333,6 +332,8 @@ class Placing:
         """
         uid, priority = placement_request.pod.uid, placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
+        if placement_request.limit is not None:
+            placement_request.limit.count(_RESERVATION_CHECKS * len(nominated_nodes))
         with self._cache.exclude_pod(uid), self._nominated.count_reserved((uid,), priority, nominated_nodes):
             yield
 
@@ -435,7 +436,8 @@ class Placing:
         effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
         ranks = self._ranks(placement_request._replace(nodes=searched.best))
         best = sorted(searched.best, key=ranks.__getitem__) if ranks else searched.best
-        with self._node_scorer(placement_request, effort) as scorer:
+        # Only what is reserved on these nodes counts: of a big gang, cards of hundreds of nodes may be reserved.
+        with self._node_scorer(placement_request._replace(nodes=best), effort) as scorer:
             for name in best:
                 chosen_placement = scorer.place_on(self._ledger.node(name), effort)
                 if not isinstance(chosen_placement, Refusal):

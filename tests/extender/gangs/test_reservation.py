@@ -745,3 +745,22 @@ def test_preemption_leaves_a_gang_its_reservation():
     claimant = Pod(single("p", created=90, gpu_mem=P100 // 4)).waiting()
     victims = world.state.preemption.answer_preempt(claimant, "binpack", {"n1": []}, member=False)
     assert len(victims["n1"].uids) == 3
+
+
+def test_what_the_reserved_cards_lack_is_not_computed_under_the_lock(monkeypatch):
+    """A gang of 500 members of 8 cards has 4,000 reserved cards."""
+    world, held = World({"n1": 2}), []
+    missing_by_card = reservation._missing_by_card
+
+    def record(ledger, holdings):
+        held.append(world.state._lock._lock.locked())
+        return missing_by_card(ledger, holdings)
+
+    monkeypatch.setattr(reservation, "_missing_by_card", record)
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.clock.advance(61)
+    world.run(3)
+    assert held
+    assert not any(held)

@@ -8,13 +8,16 @@ import pytest
 from cardwise.core.api import request
 from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.placement import fitting, searching
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.quantity import MiB
-from extender.nomination.nominator import NominationMode, NominationSettings
+from extender.cache import gangcards
+from extender.nomination.nominator import NominationSettings
+from extender.placing.nodesearch import SMALL_SEARCH_NODES
 from extender.placing.placing import PlacementRequest
 from extender.records.podref import PodRef
 from extender.state import State
-from tests.build import container, extended_resource, pod
+from tests.build import container, extended_resource, holding, pod
 from tests.core.placement.placing import of_class
 from tests.extender.states import as_card, as_pod, asking, bound
 from tests.fakes.clock import FakeClock
@@ -28,7 +31,7 @@ MAX_CHECKS = len(NODES) * CARDS * 2 // 3
 @pytest.fixture(scope="module")
 def state():
     """Each card has one share of its four, except on the last two nodes."""
-    state = State(clock=FakeClock(), max_clients=4, nomination_settings=NominationSettings(mode=NominationMode.ALWAYS))
+    state = State(clock=FakeClock(), max_clients=4, nomination_settings=NominationSettings(above_nodes=0))
     for name in NODES:
         state.set_node(name)
         for i in range(CARDS):
@@ -129,6 +132,30 @@ def test_the_limit_holds_for_all_ranks_of_a_policy_together(state, checks, monke
     answer = state.plan_pod(placement_request)
     assert answer.node == FULL_END
     assert checks[0] <= MAX_CHECKS
+    state.forget_plans()
+
+
+def test_what_a_big_gang_has_reserved_is_counted_only_on_the_nodes_that_are_tried(state, monkeypatch):
+    reserved = {name: [holding(f"g-{name}", 1000, 0, node=name)] for name in NODES}
+    owner = gangcards._Owner("team", (-9, 0, "", "team/g"), frozenset())
+    monkeypatch.setattr(state._cache.gang_cards, "_owner_then", owner)
+    monkeypatch.setattr(state._cache.gang_cards, "_by_node", reserved)
+    parts = [container("a", gpu_count=1), container("b", gpu_mem=1)]
+    pod_request = request.parse(pod(containers=parts))
+    placement_request = PlacementRequest(
+        PodRef("uid-two", "default", "p"), pod_request, NODES, "binpack", rank=(0, 0, "", "p")
+    )
+    counted = []
+    set_holding = Ledger.set_holding
+
+    def count(ledger, added):
+        if ledger is state._ledger:
+            counted.append(added)
+        return set_holding(ledger, added)
+
+    monkeypatch.setattr(Ledger, "set_holding", count)
+    assert isinstance(state.plan_pod(placement_request), Placement)
+    assert len(counted) <= 2 * SMALL_SEARCH_NODES + 1
     state.forget_plans()
 
 
