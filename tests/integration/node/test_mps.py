@@ -48,7 +48,7 @@ cat /run/cardwise/share/share.json && echo
 touch /run/cardwise/share/mine 2>&1
 echo started
 """
-TURNS = 15  # measurements of each kind
+TURNS = 12  # measurements of each kind
 STAY = "trap 'exit 0' TERM; while [ ! -e /told/go ]; do sleep 0.2; done; rm /told/go; exit $(cat /told/code)"
 
 
@@ -386,13 +386,14 @@ def test_how_long_pods_take_from_their_creation_to_their_first_line_with_mps_and
     """In turns, so that what else the machine does falls on all alike."""
     seconds: dict[str, list[float]] = {}
 
-    def measure(kind: str, name: str, **settings: Any) -> None:
+    def measure(kind: str, name: str, *, with_mps: bool = False, **settings: Any) -> None:
         began = time.monotonic()
         uid = world.pod(name, **settings)
         while not world.starts(uid):
             assert time.monotonic() - began < 120.0, world.space.reasons(name)
             time.sleep(0.01)
         seconds.setdefault(kind, []).append(time.monotonic() - began)
+        assert any("CUDA_MPS" in line for line in world.output_of(uid)) is with_mps
         world.space.clear()
 
     with another_daemon(world, 1, tmp_path):
@@ -402,12 +403,13 @@ def test_how_long_pods_take_from_their_creation_to_their_first_line_with_mps_and
         for turn in range(TURNS):
             measure("no GPU", f"plain-{turn}", index=None, mib=0)
             measure("a share without MPS", f"without-{turn}", index=1, mib=1000)
-            measure("a share with MPS", f"with-{turn}", index=0, mib=1000)
-            measure("a share with MPS that raises the ceiling", f"raises-{turn}", index=0, mib=8138)
-            measure("a share with MPS and the share agent", f"agent-{turn}", index=0, mib=1000, agent=True)
+            measure("a share with MPS", f"with-{turn}", index=0, mib=1000, with_mps=True)
+            measure("the same with the share agent", f"agent-{turn}", index=0, mib=1000, agent=True, with_mps=True)
+        for turn in range(TURNS):
+            measure("no GPU, one after the other", f"managed-{turn}", index=None, mib=0)
         world.cluster.process(MANAGER).stop()
         for turn in range(TURNS):
-            measure("no GPU, no manager", f"alone-{turn}", index=None, mib=0)
+            measure("no GPU, one after the other, without a manager", f"unmanaged-{turn}", index=None, mib=0)
     world.cluster.process(MANAGER).restart()
     for kind, times in seconds.items():
         ordered = sorted(times)
