@@ -179,7 +179,7 @@ class SyntheticCluster:
                 card = json.loads(raw)
                 node = card["spec"]["node"]
                 if node not in cards_by_node:
-                    cards_by_node[node] = statuses.count_node(ledger, node).cards
+                    cards_by_node[node] = statuses.compute_node_totals(ledger, node).cards
                 patch = statuses.card_status(cards_by_node[node][card["metadata"]["name"]])
                 written = {key: entry for key, entry in patch.items() if entry is not None}
                 yield json.dumps(card | {"status": card["status"] | written}).encode()

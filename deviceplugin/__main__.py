@@ -138,8 +138,8 @@ def _count_failure(thread: str) -> None:
     "--gpu-access",
     type=click.Choice(["auto", "cdi", "env"]),
     default="auto",
-    help="How containers get their GPU. cdi: its device node and no other. env: by environment only, for runtimes "
-    "without CDI; a user can then see the other GPUs. auto: cdi if the runtime supports it, else env.",
+    help="How containers get their GPU. cdi: only the device node of that GPU. env: by an environment variable, for "
+    "runtimes without CDI; a user can then see the other GPUs. auto: cdi if the runtime supports CDI, else env.",
 )
 @option(
     "--mps",
@@ -147,9 +147,9 @@ def _count_failure(thread: str) -> None:
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.PREFERRED),
     envvar="CARDWISE_MPS",
-    help="off: the node has no MPS manager, and no container waits for one. preferred: it may have one; once one has "
-    "run here, containers wait for MPS on their GPU. required: it has one, so containers wait even before it first "
-    f"runs. A pod's annotation {mps.MODE} overrides this.",
+    help="off: the node has no MPS manager, so containers never wait for MPS. preferred: the node may have a manager; "
+    "once a manager has run, containers wait for MPS on their GPU. required: the node has a manager, so containers "
+    f"wait even before its first start. A pod's annotation {mps.MODE} overrides this.",
 )
 @option(
     "--mps-root",

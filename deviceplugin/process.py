@@ -230,7 +230,7 @@ class NodeAgent:
         """The load of the shared cards."""
         cards = self._gpus.cards()
         return cardloads.card_loads(
-            cards, self._read_card_health(cards), self.pods.list_pods(), self.grants.list_grants()
+            cards, self._card_health_by_uuid(cards), self.pods.list_pods(), self.grants.list_grants()
         )
 
     def _read_hardware(self) -> Hardware:
@@ -248,11 +248,11 @@ class NodeAgent:
         problems = {
             device.uuid: self._write_problem or card_access.device_problem(device, self._access) for device in devices
         }
-        return self._read_card_health(cards) | {
+        return self._card_health_by_uuid(cards) | {
             uuid: Health(healthy=not problem, reason=problem or "") for uuid, problem in problems.items()
         }
 
-    def _read_card_health(self, cards: list[GpuCard]) -> dict[str, Health]:
+    def _card_health_by_uuid(self, cards: list[GpuCard]) -> dict[str, Health]:
         living_uids = (pod.uid for pod in self.pods.list_pods() if not pod.finished)
         common_problem = (
             self._inventory.node.nvidia_problem() or self._handover.sharing_problem(living_uids) or self._write_problem

@@ -61,8 +61,8 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
     "--bind-port-bind",
     type=HOST_PORT,
     default=None,
-    help="A second address for the verb bind, with its own threads, so that long bind calls do not delay "
-    "filter. Without it, --bind serves bind too.",
+    help="A second address, for the verb bind. It has its own threads, so that long bind calls do not delay filter. "
+    "Without this address, --bind serves bind too.",
 )
 @namespace_option
 @tls_hosts_option

@@ -1,19 +1,20 @@
-"""Hands the ExtendedResources of a watch to a handler, and limits how many changes it hands over for each node.
+"""Passes the ExtendedResources of a watch to a handler, and limits for each node how many changes are passed on.
 
 Each new share in a card's report costs work under the lock that scheduling needs. A node that an attacker controls can
 write hundreds of new shares many times a second. Without a limit the watch would fall behind, and the extender would
 receive the reports of all nodes late.
 
-Theory of operation. Each node has credit for `_BURST` shares, and regains `_SHARES_PER_SECOND`. While it has credit,
-its changes are handed over at once, in the reflector's thread. Without credit the newest object of each card waits.
-`hand_over_waiting`, called several times a second, hands over one card of each node in turn as the node regains credit.
+Theory of operation. Each node has credit for `_BURST` shares, and regains `_SHARES_PER_SECOND`. While the node has
+credit, its changes are handed over at once, in the reflector's thread. Without credit, the newest object of each of its
+cards waits. `hand_over_waiting`, called several times a second, hands over one card of each node in turn as the node
+regains credit.
 At most one object waits for each card. A cordon never waits: only people write cordons, so a node cannot send many.
-Other changes of such a node may be late. This affects only the node's own cards, so scheduling continues.
+Other changes of a node without credit may be late. This affects only the node's own cards, so scheduling continues.
 
-Example: a node that writes 20 reports of 512 new shares a second (each costs 1,025: 1, and 1 for each share that is new
-or gone) has 4 of them handed over at once, and then one in 5 seconds. The reports of other nodes are not delayed.
-Reports of a node without a fault never wait: the node has at most some hundred shares, and few of them change in a
-second.
+Example: a node writes 20 reports a second, each with 512 new shares. A report costs 1,025: 1, and 1 for each share that
+is new or gone. So 4 of the reports are handed over at once, and then one in 5 seconds. The reports of other nodes are
+not delayed.
+Reports of a correct node never wait: such a node has at most some hundred shares, and few of them change in a second.
 """
 
 import threading
@@ -44,7 +45,7 @@ class _Credit:
 
 
 class CardReports:
-    """Limits the reports of each node. Itself the handler of the reflector of ExtendedResources.
+    """Limits the reports of each node. The reflector of ExtendedResources has this object as its handler.
 
     handler: receives the reports.
     """
@@ -144,7 +145,8 @@ class CardReports:
     def _hand_over(self, key: str, new: CardRecord | None) -> None:
         """Hand over the object; None if the card was deleted.
 
-        Passes on exceptions of the handler. Then the earlier object still counts as the last one that was handed over.
+        Passes on exceptions of the handler. After an exception, the earlier object stays the last object that was
+        handed over.
         """
         handed = self._handed.get(key)
         if handed is None and new is None:
@@ -172,7 +174,7 @@ class CardReports:
     def _change_cost(self, record_before: CardRecord | None, new: CardRecord | None) -> float:
         """The cost of a change, in shares: 1, and 1 for each share that is new or gone.
 
-        If the card itself has changed, all shares of its node count again.
+        If the card itself has changed, all shares of its node add to the cost.
         """
         if record_before is None or new is None:
             return 1 + sum(len(record.reported_shares) for record in (record_before, new) if record is not None)

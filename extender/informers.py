@@ -1,7 +1,7 @@
 """The watches: seven reflectors that feed the state and the listers, and log objects that cannot be read.
 
-The watch of a kind feeds both the state and its lister. If an event shows only a status that the extender wrote, the
-lister stores it, and the state does not change.
+The watch of each kind of object feeds both the state and the lister of this kind. If an event only shows a status that
+the extender wrote, the lister stores the status, and the state does not change.
 """
 
 import math
@@ -53,8 +53,7 @@ class Informers:
 
     listed: called after each list of all pods.
 
-    No call is served until all seven lists are complete: before that, a pod could exceed a quota that was not listed
-    yet.
+    No call is served until all seven lists are complete, since a pod could exceed a quota that is not listed yet.
     """
 
     def __init__(
@@ -124,7 +123,9 @@ class Informers:
             reflector.stop()
 
     def hand_over_waiting(self) -> None:
-        """Hand over waiting reports of nodes that write too many (`CardReports`). Call it several times a second."""
+        """Hand over the waiting reports of nodes that write too many reports (`CardReports`). Call this several times a
+        second.
+        """
         self._reports.hand_over_waiting()
 
     def catch_up(self, is_wanted: Callable[[], bool]) -> bool:
@@ -163,15 +164,15 @@ class Informers:
     def lease_blockers(self, *, holds: bool, leads: bool) -> list[str]:
         """Why this process should leave the Lease to other extenders, one line for each reason.
 
-        holds: whether this process has the Lease now. If so, longer interruptions are tolerated, so that a short outage
-            does not end its epoch.
+        holds: whether this process has the Lease now. If it has, longer interruptions are tolerated, so that a short
+            outage does not end its epoch.
         leads: whether its leader epoch has begun. An epoch cannot begin without the list of PodGroups; after that, pods
             without a gang are placed even if the watch of PodGroups is interrupted.
 
         Another extender may have watches when this one has none, since the cause can be the node, the network or the
-        rights of this process. A process without watches does not acquire the Lease either. So if no process has them,
-        there is no leader. This costs nothing, because no pod is placed by outdated data anyway, and the Lease does not
-        move to and fro.
+        rights of this process. A process without watches does not acquire the Lease either. So if no process has
+        watches, there is no leader. This costs nothing, because no pod is placed from outdated data anyway. And the
+        Lease does not move between processes without watches.
         """
         if not holds:
             needed = dict.fromkeys((*self._restricting, *self._decisive), OUTDATED_SECONDS)
@@ -188,7 +189,7 @@ class Informers:
         ]
 
     def disconnected_seconds(self) -> dict[str, float]:
-        """By kind of object, the seconds without a watch, in which events may be missed; 0 while the watch is open."""
+        """The seconds without a watch, in which events may be missed, by kind of object; 0 while the watch is open."""
         return {reflector.name: reflector.disconnected_seconds() for reflector in self._reflectors}
 
     def staleness_seconds(self) -> dict[str, float]:
@@ -201,7 +202,7 @@ def _interruption_text(reflector: Reflector[Any]) -> str:
 
 
 def _by_key(key: str, record: object) -> str:
-    """The key of an object whose key is its name."""
+    """The reflector's key, for objects that are identified by their name."""
     del record
     return key
 
@@ -214,7 +215,7 @@ class _Pods:
 
     def on_change(self, key: str, old: PlacedPod | None, new: PlacedPod) -> None:
         if not isinstance(new, PodRecord):
-            self._state.set_other_pod(key, new)
+            self._state.set_pod_without_request(key, new)
             return
         if new.problem and (not isinstance(old, PodRecord) or old.problem != new.problem):
             _log.warning(
@@ -229,7 +230,7 @@ class _Pods:
         if isinstance(old, PodRecord):
             self._state.remove_pod(old)
         else:
-            self._state.remove_other_pod(key)
+            self._state.remove_pod_without_request(key)
 
     def on_synced(self) -> None:
         self._listed()

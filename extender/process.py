@@ -85,7 +85,7 @@ class Extender:
     """A whole extender: `app` serves kube-scheduler, and its threads run between `start` and `stop`.
 
     max_waiting: maximum number of members of gangs that can wait in bind.
-    lease_clock: the clock by which the Lease expires.
+    lease_clock: the clock for the expiry of the Lease.
     listed: called after each list of all pods.
     """
 
@@ -257,7 +257,7 @@ class Extender:
         return watch_lines(self._informers.disconnected_seconds())
 
     def lock_held_seconds(self) -> float:
-        """For how many seconds a thread has held the state's lock; 0 while the lock is free."""
+        """For how many seconds the present holder has held the state's lock; 0 while the lock is free."""
         return self._state.lock_held_seconds()
 
     def _leads(self) -> bool:

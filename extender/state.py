@@ -1,16 +1,16 @@
 """The root of the components that share one lock: cache, queue, gangs and preemption. Start reading here.
 
-No code here does I/O or waits for anything but the lock. Most methods take the lock once. `warm_caches` takes it
-several times, for a short time each. `plan_pod`, `score_fitting_nodes` and `score_nodes` take it again, for a snapshot
-and for the decision, if the nodes must be searched without it (`nodesearch`). Callers use `gangs`, `preemption`,
-`nominator` and `policies` directly; their methods take the lock themselves. `cache.reservations` has the table of which
-pod has which cards.
+No code here does I/O or waits for anything but the lock. Most methods acquire the lock once. `warm_caches` acquires it
+several times, for a short time each. If the nodes must be searched without the lock (`nodesearch`), `plan_pod`,
+`score_fitting_nodes` and `score_nodes` acquire it again: for a snapshot, and for the decision. Callers use `gangs`,
+`preemption`, `nominator` and `policies` directly; the methods of these acquire the lock themselves.
+`cache.reservations` has the table that says which pod has which cards.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.assignment import Assignment
@@ -52,6 +52,20 @@ from extender.records.podref import PodRef
 _WARMED: Final = 250  # nodes whose cards are indexed in one hold of the lock
 _SCORED_SECONDS: Final = 1.0
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
+
+
+class OvercommittedNode(NamedTuple):
+    """The overcommitted cards of a node, and the pods on its cards.
+
+    capacity_by_uuid: the capacity of each overcommitted card (MiB) or device (1).
+    uuid_by_index: the UUIDs of all cards of the node.
+    pods: the bound pods with a share there, each with the name of the node to which it is bound. The node may have had
+        another name at that time.
+    """
+
+    capacity_by_uuid: dict[str, int]
+    uuid_by_index: dict[int, str]
+    pods: list[tuple[PodRef, str]]
 
 
 class State:
@@ -107,7 +121,9 @@ class State:
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
-        """Context manager: the ledger, with the lock held. To read a few nodes; use `snapshot` for many nodes."""
+        """Context manager: the ledger, with the lock held. Use it to read a few nodes; use `snapshot` for many
+        nodes.
+        """
         with self._lock:
             self._cache.sync_cards()
             yield self._ledger
@@ -119,9 +135,10 @@ class State:
             return self._cache.snapshot()
 
     def watch_nodes(self) -> tuple[set[str], set[str]]:
-        """Two sets that collect the nodes whose cards, or whose cpu, memory and pods, change; initially all nodes.
+        """Two sets of changed nodes, initially all nodes: nodes with changed cards; nodes with changed cpu, memory or
+        pods.
 
-        The caller clears them under the lock.
+        The state adds nodes to the sets; the caller clears them under the lock.
         """
         with self._lock:
             return self._ledger.watch(), self._loads.watch()
@@ -133,7 +150,7 @@ class State:
             yield self._queue
 
     def warm_caches(self) -> None:
-        """Do the preparations that would delay the first filter call.
+        """Compute the caches in advance, since this would delay the first filter call.
 
         In a big cluster the index of all cards takes 0.4 s, and the search for the cards of 500 nominated pods takes
         another 0.4 s.
@@ -181,8 +198,8 @@ class State:
             self._loads.remove_pod(pod.uid)
             self.nominator.remove_pod(pod.uid)
 
-    def set_other_pod(self, key: str, placed_pod: PlacedPod) -> None:
-        """Update a pod that requests no card or device, and that has a node or is pending in a PodGroup.
+    def set_pod_without_request(self, key: str, placed_pod: PlacedPod) -> None:
+        """Update a pod that requests no card or device. It has a node, or is pending in a PodGroup.
 
         key: a unique key of the pod.
         """
@@ -193,8 +210,8 @@ class State:
                 self._loads.mark_unbound(key)
             self.gangs.set_cardless_member(key, placed_pod.group)
 
-    def remove_other_pod(self, key: str) -> None:
-        """Remove a pod of `set_other_pod`."""
+    def remove_pod_without_request(self, key: str) -> None:
+        """Remove a pod of `set_pod_without_request`."""
         with self._lock:
             self._loads.remove_pod(key)
             self.gangs.set_cardless_member(key, None)
@@ -263,7 +280,7 @@ class State:
     # Decisions of filter and bind.
 
     def known_binding(self, uid: str) -> KnownBinding | None:
-        """The node and cards to which the pod is bound, or may be bound already; None if there is no such Binding."""
+        """The node and cards to which the pod is or may be bound; None if no Binding can have bound it."""
         with self._lock:
             return self._reservations.known_binding(uid)
 
@@ -284,8 +301,9 @@ class State:
     def begin_attempt(
         self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
     ) -> bool:
-        """Record that filter is called for the pod. Returns whether it may be placed; see
-        `SchedulingQueue.begin_attempt`.
+        """Record that filter is called for the pod. Returns whether the pod may be placed.
+
+        See `SchedulingQueue.begin_attempt`.
         """
         with self._lock:
             return self._queue.begin_attempt(uid, request, grouped=grouped, rank=rank)
@@ -301,15 +319,16 @@ class State:
     def score_fitting_nodes(
         self, placement_request: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> dict[str, int] | Unplaceable | KnownBinding:
-        """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing. Raises
-        SearchUnfinished.
+        """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing.
+
+        Raises SearchUnfinished.
         """
         return self._node_search.decide(
             placement_request, lambda searched: self._score_fitting_nodes(searched, created)
         )
 
     def score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
-        """The policy's score of each node that fits. The pod's own reservation does not count.
+        """The policy's score of each node that fits, as if the pod had no reservation.
 
         Reuses the result of `score_fitting_nodes` once, if it is less than `_SCORED_SECONDS` old. This is safe, because
         bind checks the cards again.
@@ -325,14 +344,14 @@ class State:
     def assume(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
     ) -> Assumed | KnownBinding | Refusal:
-        """The cards to bind the pod with, reserved until `confirm`.
+        """Reserve the cards for the pod's Binding, until its outcome is recorded; returns them.
 
         request: None for a pod that requests no card.
         epoch: the leader epoch in which this process may post.
 
-        Returns the cards of the pod's plan if the plan is still valid (`Cache.is_plan_valid`), which includes the
-        namespace's quotas; else other cards. A Binding that is unconfirmed since an earlier epoch is not posted again,
-        because another extender may have assigned the cards to another pod.
+        Returns the cards of the pod's plan if the plan is still valid (`Cache.is_plan_valid`, with the namespace's
+        quotas), else other cards. A Binding that is unconfirmed since an earlier epoch is not posted again, because
+        another extender may have assigned the cards to another pod.
         """
         uid = pod.uid
         with self._lock:
@@ -368,7 +387,9 @@ class State:
             return Assumed(assignment=chosen_cards, unconfirmed=unconfirmed, env_access=env_access)
 
     def record_binding_outcome(self, uid: str, phase: Phase | None) -> None:
-        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound the pod."""
+        """Record how the posting of the Binding ended: ACCEPTED, UNCONFIRMED, or None if certainly no call bound the
+        pod.
+        """
         with self._lock:
             self._reservations.record_binding_outcome(uid, phase)
             if phase is None:
@@ -377,13 +398,16 @@ class State:
                 self.gangs.mark_posted(uid)
 
     def pending_bindings(self) -> set[str]:
-        """The UIDs of pods that a Binding of this process may still bind. Their cards count until this is known."""
+        """The UIDs of pods that a Binding of this process may still bind. They keep their cards until the outcome is
+        known.
+        """
         with self._lock:
             return self._reservations.pending_bindings()
 
     def forget_plans(self) -> None:
-        """End all plans without a posted Binding, because the leader changes. Searches that have begun will
-        reserve nothing.
+        """End all plans without a posted Binding, because the leader changes.
+
+        Searches that have begun will reserve nothing.
         """
         with self._lock:
             self._cache.leader_changes += 1
@@ -393,10 +417,8 @@ class State:
 
     # Timeouts.
 
-    def expire_reservations(self) -> list[PodRef]:
-        """End expired reservations and nominations. Returns the pods whose Bindings are overdue and
-        must be looked up.
-        """
+    def expire_reservations(self) -> None:
+        """End expired reservations and nominations."""
         with self._lock:
             expired = self._reservations.expire()
             for row in expired.rows:
@@ -405,16 +427,20 @@ class State:
             steady = self._loads.reopen_steady_nodes(self._clock.now())
             if self._queue.end_retry_window() or expired.nomination_ended or steady:
                 self._cache.capacity.mark_freed()
+
+    def overdue_bindings(self) -> list[PodRef]:
+        """The pods to look up, because no watch event has confirmed their Bindings in time."""
+        with self._lock:
             return self._reservations.overdue_pods()
 
     def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> None:
-        """Record the result of a consistent read of a pod from `expire_reservations`."""
+        """Record the result of a consistent read of a pod from `overdue_bindings`."""
         with self._lock:
             if self._reservations.on_lookup(uid, bound=bound, exists=exists):
                 self.gangs.mark_unposted(uid)
 
     def on_lookup_failed(self, uid: str) -> None:
-        """Record that a pod from `expire_reservations` could not be read or fenced: it is looked up again later."""
+        """Record that a pod from `overdue_bindings` could not be read or fenced. It is looked up again later."""
         with self._lock:
             self._reservations.on_lookup_failed(uid)
 
@@ -432,7 +458,7 @@ class State:
     def is_class_in_use(self, name: str) -> bool:
         """Whether a pending pod requests the class or a pod holds a card of it.
 
-        A card that is no longer on its node counts as a card of the class.
+        Also True if a pod holds a card that is no longer on its node, since that card may be of the class.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -449,26 +475,22 @@ class State:
             return self._cache.capacity.take_changed_nodes()
 
     def take_overcommitted_nodes(self) -> set[str]:
-        """The nodes with overcommitted cards or devices (`overcommit_details`). Checks only nodes on which pods were
-        bound, or whose cards moved, since the last call.
+        """The nodes with overcommitted cards or devices (`overcommit_details`).
+
+        Checks only nodes on which pods were bound, or whose cards moved, since the last call.
         """
         with self._lock:
             self._cache.sync_cards()
             nodes, self._newly_bound_nodes = self._newly_bound_nodes | self._cache.capacity.take_moved_nodes(), set()
-            return {node for node in nodes if self._overcommitted_cards(node)}
+            return {node for node in nodes if self._overcommitted_capacity_by_uuid(node)}
 
-    def overcommit_details(self, node: str) -> tuple[dict[str, int], dict[int, str], list[tuple[PodRef, str]]]:
-        """The overcommitted cards and devices of the node, and the pods on the node's cards.
-
-        Returns the capacity of each overcommitted card (MiB) or device (1) by UUID; the UUIDs of the node's cards by
-        index; and the bound pods that hold a share there, each with the name of the node to which it is bound: the node
-        may have had another name at that time.
-        """
+    def overcommit_details(self, node: str) -> OvercommittedNode:
+        """The overcommitted cards and devices of the node, and the pods on the node's cards."""
         with self._lock:
             self._cache.sync_cards()
             state = self._ledger.node(node)
-            return (
-                self._overcommitted_cards(node),
+            return OvercommittedNode(
+                self._overcommitted_capacity_by_uuid(node),
                 {card.index: card.uuid for card in state.cards} if state is not None else {},
                 [
                     (PodRef(holding.uid, holding.namespace, holding.name), holding.node)
@@ -498,13 +520,13 @@ class State:
             return self._queue.refusal_counts()
 
     def pods_requesting_class(self, resource_class: str) -> list[PodRef]:
-        """The pending pods that request this class, including those that kube-scheduler refused without a call to the
+        """The pending pods that request this class, also pods that kube-scheduler refused without a call to the
         extender.
         """
         with self._lock:
             return list(self._queue.pods_requesting_class(resource_class))
 
-    # Decisions with the result of a search. They take the lock once.
+    # Decisions with the result of a search. They acquire the lock once.
 
     def _plan_pod(
         self, placement_request: PlacementRequest, created: str, leader_changes: int
@@ -523,7 +545,7 @@ class State:
             if isinstance(placement, Unplaceable):
                 self._reservations.release_plan(uid)
                 placement_request.check_all_searched()
-                self._cache.mark_refused(uid, placement_request.since)
+                self._cache.mark_refused(uid, placement_request.freed_count_at_search)
             else:
                 self._placing.reserve(placement_request, placement, Phase.RESERVED)
                 self._queue.mark_placed(uid)
@@ -544,7 +566,7 @@ class State:
                 self._last_scores = uid, self._clock.now(), scores
                 return scores
             placement_request.check_all_searched()
-            self._cache.mark_refused(uid, placement_request.since)
+            self._cache.mark_refused(uid, placement_request.freed_count_at_search)
             return Unplaceable(refusals=refusals)
 
     def _score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
@@ -553,7 +575,7 @@ class State:
 
     # The methods below are called under the lock.
 
-    def _overcommitted_cards(self, node: str) -> dict[str, int]:
+    def _overcommitted_capacity_by_uuid(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)
         return state.overcommitted() if state is not None else {}
 
@@ -586,7 +608,7 @@ class State:
         self.nominator.remove_pod(pod.uid)
 
     def _choose_cards(self, placement_request: PlacementRequest, node: str) -> Assignment | Refusal:
-        """The cards of the pod's plan for the node if it is still valid, else other cards there."""
+        """The cards of the pod's plan for the node if the plan is still valid, else other cards on the node."""
         self._cache.sync_cards()
         row = self._reservations.get(placement_request.pod.uid)
         plan = row.holding if row is not None and row.phase in PLANS and row.node == node else None

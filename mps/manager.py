@@ -478,7 +478,7 @@ class MpsManager:
         ]
         if not self.pods.synced:
             return
-        demands_by_card = self._card_demands()
+        demands_by_card = self._demands_by_card()
         ceilings = min_ceilings_by_card(demands_by_card)
         for daemon in daemons:
             unit_demands = [demands_by_card.get(uuid, CardDemand()) for uuid in daemon.unit.uuids]
@@ -503,7 +503,7 @@ class MpsManager:
             _INTERVAL_SECONDS if next_due_seconds is None else next_due_seconds,
         )
 
-    def _card_demands(self) -> dict[str, CardDemand]:
+    def _demands_by_card(self) -> dict[str, CardDemand]:
         return compute_demands(self.pods.list_pods(), self._served_cards())
 
     def _may_stop(self, daemon: Daemon) -> bool:
@@ -511,7 +511,7 @@ class MpsManager:
             return self._settings.stop_daemons == "always"
         if not self.pods.synced:
             return False  # unknown which pods use the daemon's cards
-        demands_by_card = self._card_demands()
+        demands_by_card = self._demands_by_card()
         return not any(demands_by_card.get(uuid, CardDemand()).shares for uuid in daemon.unit.uuids)
 
     def inherit_daemons(self) -> None:

@@ -13,7 +13,8 @@ Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. Whe
 
 After a restore of etcd, pod A can be bound here again under its UID, with other cards. The pod holds the cards of its
 running containers until these containers have ended. So a grant with other cards is added only after the former grants
-were dropped. If the grants of a pod differ, the pod holds of each card the largest amount of these grants.
+were dropped. If the grants of a pod differ, the pod holds for each card the largest amount that one of these grants
+has.
 """
 
 import contextlib
@@ -589,7 +590,7 @@ def _read_grant(path: Path) -> Grant:
         )
     grant = msgspec.json.decode(text, type=Grant)
     if (grant.pod_uid, grant.container + _SUFFIX) != (path.parent.name, path.name):
-        raise ValueError("its pod UID or container is not that of its path")
+        raise ValueError("its pod UID or container differs from its path")
     _check_names(grant)
     _check_amounts(grant)
     return grant

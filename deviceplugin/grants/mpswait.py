@@ -164,7 +164,9 @@ class MpsWait:
             return Readiness(reason)
         off_problem = self._unready_reason(grant.shares, MpsState.OFF)
         return Readiness(
-            f"{reason}; it starts without MPS once it is off on all of them: {off_problem}" if off_problem else None
+            f"{reason}; the container starts without MPS once MPS is off on all of them: {off_problem}"
+            if off_problem
+            else None
         )
 
     def _check_for_agent(self, grant: Grant, required_state: MpsState) -> Readiness:

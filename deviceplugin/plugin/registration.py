@@ -38,7 +38,7 @@ SocketIdentity = tuple[int, int, int]
 
 
 def socket_identity(socket: Path) -> SocketIdentity | None:
-    """The identity of the socket at this path, None without a socket. It is more than the inode, which is reused."""
+    """The identity of the socket at this path, None without a socket. The inode alone is not enough: it is reused."""
     try:
         status = socket.stat()
     except OSError:

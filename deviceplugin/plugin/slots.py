@@ -1,4 +1,4 @@
-"""The share slots: device IDs without a meaning. Because of its slot, each container's start makes the kubelet call us.
+"""The share slots: device IDs without a meaning. The kubelet calls the plugin at each start of a container with a slot.
 
 The IDs are short and few, because the kubelet accepts no list above 4 MiB (its pkg/kubelet/cm/devicemanager sets no
 MaxCallRecvMsgSize).

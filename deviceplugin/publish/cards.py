@@ -62,7 +62,7 @@ def class_capacities(
 ) -> dict[str, str]:
     """The node's capacities for ResourceClasses: the maximum amounts that containers can request at once.
 
-    classes_by_card: MiB and classes of each card and device; None while unknown, which keeps `current`.
+    classes_by_card: MiB and classes of each card and device; None while unknown: then `current` is kept.
     current: the node's present capacities.
 
     As in `card_capacities`, a capacity is never below the requests of living pods. A class without cards and requests
@@ -91,7 +91,7 @@ def class_capacities(
 
 
 def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The node's capacity for the marker resource of pods without a card, if it has devices.
+    """The node's capacity for the marker resource of pods without a card; {} if it has no devices but GPUs.
 
     kube-scheduler ignores the marker when it places a pod. But when a node's capacity grows, kube-scheduler activates a
     parked pod only if that node has all resources that the pod requests, and this check includes the marker.

@@ -54,7 +54,7 @@ def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str |
         return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: remove it there"
     running_uids = record.holders & frozenset(living_uids)
     if running_uids:
-        pods = f"pods that gpushare's device plugin gave a share run on this node ({len(running_uids)})"
+        pods = f"pods with a share from gpushare's device plugin run on this node ({len(running_uids)})"
         return f"{pods}: wait until they have ended"
     if record.devices is None:
         return None

@@ -369,7 +369,9 @@ class NodePublisher:
                 if errors.would_fail_other_writes(error):
                     raise
                 _log.error(
-                    "the API server refused a status; is the CRD that of this release?", resource=name, error=str(error)
+                    "the API server refused a status; check that the installed CRD is of this release",
+                    resource=name,
+                    error=str(error),
                 )
                 return False
             facts = {"health": status["health"], "reason": status["reason"], "reported": len(status["reported"])}

@@ -2,8 +2,8 @@
 
 The kubelet allocates a pod's slots when it admits the pod. A pod that is admitted while no plugin runs fails
 permanently (UnexpectedAdmissionError), and only a controller recreates it. So the plugin first withdraws the node's
-slots, and then serves until the pods that are already bound to the node have been admitted. The start of a
-container may fail meanwhile, since the kubelet retries it.
+slots, and then serves until the pods that are already bound to the node have been admitted. If the start of a container
+fails meanwhile, the kubelet retries it.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The HTTP paths of the extender, which are gpushare's: one function for each verb, without decisions.
+"""The HTTP paths of the extender, the same as gpushare's: one function for each verb, without decisions.
 
 Errors, by verb:
 
@@ -8,8 +8,8 @@ Errors, by verb:
 - prioritize: its response has no field for errors either, and kube-scheduler ignores failures of this verb. A malformed
   call gets status 400; otherwise the list of scores is empty.
 
-kube-scheduler's four verbs do not pass through Flask, which took a third of the CPU time of a bind, and more of a
-filter (docs/design/0012-speed.md). The verbs only need the body of the call.
+The calls of kube-scheduler's four verbs do not pass through Flask. Flask took a third of the CPU time of a bind, and
+more of a filter (docs/design/0012-speed.md), and the verbs only need the body of the call.
 """
 
 import math
@@ -51,7 +51,7 @@ class AppComponents:
     """The components of the extender that the HTTP paths call.
 
     unsynced_lists: returns the lists that are not complete yet, one line for each; no call is served before all are
-        complete. A standby counts as ready, so that a rolling update continues.
+    complete. A standby is ready as well, so that a rolling update continues.
     outdated_watches: returns the interrupted watches, one line for each; no pod is placed while there are any. The
         process stays ready, because another extender would have no newer data.
     disconnected_seconds: returns for each kind of object the seconds without a watch, in which events may be missed.
@@ -169,12 +169,12 @@ def _read_body(environ: Environ) -> bytes:
 
 
 def _is_busy(components: AppComponents) -> bool:
-    """Whether a thread has held the state's lock for so long that a call should not wait for the lock."""
+    """Whether a thread holds the state's lock for so long already that a call should not wait for it."""
     return components.state.lock_held_seconds() > statelock.REFUSE_SECONDS
 
 
 def _unavailable_reason(components: AppComponents, environ: Environ) -> str | None:
-    """Why this extender cannot serve the call now; None if it can."""
+    """Why this extender cannot serve the call now; None if it can serve it."""
     unsynced_lists = components.unsynced_lists()
     if _is_busy(components) and not environ.get(httpcalls.SLOW):
         return _BUSY
@@ -201,7 +201,7 @@ def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
 def _read_filter_args(environ: Environ) -> wire.FilterArgs:
     """The arguments of filter or prioritize. Raises Malformed.
 
-    Raises TakesLong if the call may take long: the server then continues the call in separate threads, which
+    Raises TakesLong if the call may take long. The server then continues the call in separate threads, which all
     namespaces share fairly.
     """
     args = wire.decode_filter_args(_read_body(environ))

@@ -46,7 +46,7 @@ class Metrics:
         )
         self._permits = Histogram(
             "cardwise_extender_gang_permit_seconds",
-            "Time for which GPUs were reserved for a gang, until its pods could be bound or the GPUs were released.",
+            "Time from the reservation of GPUs for a gang until its pods could be bound, or the GPUs were released.",
             ["outcome"],
             buckets=_BUCKETS,
             registry=registry,
@@ -71,7 +71,7 @@ class Metrics:
     def measure_call(self, verb: str) -> Iterator[None]:
         """Context manager: measures the seconds of a call of the verb.
 
-        After TakesLong nothing is recorded, because another thread continues the call.
+        If the call raises TakesLong, nothing is recorded, because another thread continues the call.
         """
         began, is_moved = time.perf_counter(), False
         try:
@@ -111,10 +111,10 @@ class Metrics:
 
 @dataclass(kw_only=True, eq=False)
 class GaugeReaders(Collector):
-    """Gauges that are read at each scrape: counts by label; `staleness_seconds` and `disconnected_seconds` in seconds.
+    """Gauges that are read at each scrape: counts by label, except `staleness_seconds` and `disconnected_seconds`.
 
-    Each label has a fixed set of values. The device plugins have the metrics of each card and pod: here these metrics
-    would be 40,000 lines.
+    Each label has a fixed set of values. Metrics of each card and pod come from the device plugins: here they would be
+    40,000 lines.
     """
 
     reservations: Callable[[], Mapping[str, int]]
@@ -128,7 +128,7 @@ class GaugeReaders(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _gauge(
             "cardwise_extender_reservations",
-            "Shares that count in the ledger, by the phase of their reservation.",
+            "Shares in the ledger, by the phase of their reservation.",
             "phase",
             self.reservations(),
         )

@@ -38,8 +38,8 @@ TOP = 10  # kube-scheduler's MaxExtenderPriority
 # inspect hides pods in these phases: their shares count as used, but the pods are not bound yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 UNFINISHED = (
-    "not all nodes were tried, since the search for this pod takes long and the time for such searches is limited; no "
-    "node that was tried takes the pod now. The pod is tried again, and the search goes on with other nodes"
+    "not all nodes were tried, since the search for this pod takes long and the time for such searches is limited; "
+    "none of the tried nodes fits the pod now. The pod is tried again, and the search then continues"
 )
 LEADER_CHANGED = "the leader has changed during the search for a node; the pod is tried again"
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
@@ -50,7 +50,7 @@ class AnswerSettings:
     """Settings of the results.
 
     policy: the placement policy of pods that name none.
-    one_best_node: whether filter returns one node for pods without preferences and annotation.
+    one_best_node: whether filter returns one node for pods without soft preferences and without the annotation.
     """
 
     policy: str
@@ -67,9 +67,9 @@ def filter_nodes(
     notice: Notice | None = None,
     call: Call = Call(),
 ) -> FilterResult:
-    """The best node for the pod; or all nodes that fit, if kube-scheduler is to choose.
+    """The best node for the pod; all nodes that fit if kube-scheduler should choose among them.
 
-    notice: called if only a quota keeps the pod pending; returns at once.
+    notice: called if only a quota keeps the pod pending. It must return at once.
     call: limits a search without the lock.
     """
     pod, offered = args.parsed_pod, args.candidate_names() or []
@@ -126,7 +126,7 @@ def filter_nodes(
 
 
 def takes_long(args: FilterArgs) -> bool:
-    """Whether filter or prioritize may take up to a second, because it searches each node for the pod."""
+    """Whether filter or prioritize may take up to a second, because the pod needs a search on each node."""
     try:
         request = args.parsed_pod.request
     except InvalidRequest:
@@ -137,8 +137,8 @@ def takes_long(args: FilterArgs) -> bool:
 def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call: Call = Call()) -> list[HostPriority]:
     """The scores of the nodes: whole numbers from 0 to TOP. `call` limits the search as in `filter_nodes`.
 
-    Exactly one node has TOP, since kube-scheduler breaks ties at random. All scores are 0 if the pod requests no GPU or
-    no node fits.
+    Exactly one node has TOP, since kube-scheduler chooses at random between equal scores. All scores are 0 if the pod
+    requests no GPU or no node fits.
     """
     pod, candidates = args.parsed_pod, args.candidate_names() or []
     try:
@@ -171,7 +171,7 @@ def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> Pre
 
     Raises InvalidRequest.
     """
-    pod, scheduler_victims = args.parsed_pod, args.victim_uids()
+    pod, scheduler_victims = args.parsed_pod, args.victim_uids_by_node()
     request, waits = pod.request, bool(pod.gang)
     if request is None and not waits:
         # kube-scheduler called because of the marker resource only.
@@ -194,7 +194,7 @@ def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> Pre
 
 
 def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dict[str, Any]:
-    """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`).
+    """The cards in the format of gpushare's `/inspect` (`gpushare-inspect.go` of gpushare-scheduler-extender).
 
     node: the name of the node to show; None: all nodes.
     unit: the unit of memory in the result.
@@ -258,10 +258,10 @@ def _refusal_result(refusals: Mapping[str, Refusal]) -> FilterResult:
 
 
 def _unsettled_bind_result(candidates: list[str], *, grouped: bool) -> FilterResult:
-    """The result while it is unknown whether an earlier bind call has bound the pod.
+    """The result of filter while it is unknown whether an earlier bind call has bound the pod.
 
-    grouped: the pod is a member of a PodGroup of Kubernetes. Then the result is a refusal, because after an error
-        kube-scheduler would end the attempt for all members.
+    grouped: whether the pod is a member of a PodGroup of Kubernetes. Then the result is a refusal, because after an
+        error kube-scheduler would end the attempt for all members.
     """
     if grouped:
         return _refusal_result(dict.fromkeys(candidates, Refusal.UNSETTLED))

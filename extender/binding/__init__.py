@@ -4,5 +4,5 @@ Input: the bind call. Output: a Binding, or an error.
 
     binder    posts the Binding of a call, and handles a lost response
     permit    binds of gang members that wait for the other members, each in its thread
-    throttle  delays filter a little while too many binds are in progress
+    throttle  delays filter while too many binds are in progress
 """

@@ -49,7 +49,7 @@ class BindFailed(Exception):
     """The call has not bound the pod. kube-scheduler writes the text into the pod's events.
 
     outcome: the label for the metrics.
-    unconfirmed: a Binding of this or an earlier call may still bind the pod.
+    unconfirmed: whether a Binding of this or an earlier call may still bind the pod.
     """
 
     def __init__(self, outcome: str, text: str, *, unconfirmed: bool = False) -> None:
@@ -74,8 +74,8 @@ class _Binding:
     succeeds.
 
     version: the pod's resourceVersion, read before the epoch was last checked. A later attempt may use a newer version.
-        The API server carries out the Binding only if the pod still has this version, so any change of the pod makes
-        the Binding void (`fence`).
+        The API server binds the pod only if the pod still has this version, so after any change of the pod the Binding
+        has no effect (`fence`).
     """
 
     args: BindArgs
@@ -137,7 +137,8 @@ class Binder:
     ) -> str:
         """Bind the pod, unless it is bound to this node already. Returns the outcome for metrics.
 
-        arrived: when the call arrived, in seconds of the clock: the call may have waited for a thread since. None: now.
+        arrived: when the call arrived, in seconds of the clock; None: now. Since then the call may have waited for a
+        thread.
         connection: the connection of the call; when it closes, the wait for the gang is cancelled.
         may_wait: whether the call may wait for other members of a gang.
 
@@ -153,7 +154,7 @@ class Binder:
             return self._bind(args, arrived + self._seconds, epoch)
 
     def _wait_on_permit(self, args: BindArgs, arrived: float, connection: Connection | None, *, may_wait: bool) -> None:
-        """Wait until all members of the pod's gang have reached bind, unless the gang is being bound already.
+        """Wait until all members of the pod's gang have reached bind. Does not wait if the gang is being bound already.
 
         Raises BindFailed.
         """
@@ -207,7 +208,7 @@ class Binder:
         return "bound"
 
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
-        """Read the request and the resourceVersion of a pod for which this process has not served filter.
+        """Read a pod for which this process has not served filter; returns the pod's request and resourceVersion.
 
         Raises BindFailed.
         """
@@ -236,8 +237,8 @@ class Binder:
     def _post(self, binding: _Binding, deadline: float, epoch: int, *, unconfirmed: bool) -> None:
         """Post until it is certain whether the pod is bound, or until the deadline or the end of the epoch.
 
-        unconfirmed: an earlier call has posted the same Binding without a response. Only a read of the pod shows
-            whether that Binding has bound the pod.
+        unconfirmed: whether an earlier call has posted the same Binding and got no response. Then only a read of the
+            pod shows whether that Binding has bound the pod.
 
         Raises BindFailed.
         """
@@ -294,8 +295,9 @@ class Binder:
         raise BindFailed("api_error", f"not bound in time: {problem}", unconfirmed=unconfirmed)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, epoch: int) -> bool:
-        """Post once. Returns False if the deadline passed before. Raises _EpochEnded if the epoch is over, and
-        KubeError.
+        """Post once. Returns False if the deadline passed before the post.
+
+        Raises KubeError, and _EpochEnded if the epoch is over.
         """
         with self._post_slot:
             if not self._clock.wait_for(
@@ -322,10 +324,12 @@ class Binder:
         return True
 
     def _read_pod(self, binding: _Binding, deadline: float, *, unconfirmed: bool) -> _ReadOutcome:
-        """Read the pod. The next attempt binds the version that was read. Raises BindFailed if this call cannot bind
-        the pod.
+        """Read the pod, and let the next attempt bind the version that was read.
 
-        unconfirmed: a Binding without a response may have bound the pod, so the pod may have run before it was deleted.
+        unconfirmed: whether a Binding without a response may have bound the pod. Then the pod may have run before it
+            was deleted.
+
+        Raises BindFailed if this call cannot bind the pod.
         """
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
@@ -356,14 +360,14 @@ class Binder:
 def confirm_bindings(
     due: Sequence[PodRef], fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM
 ) -> None:
-    """Settle Bindings that no watch event has confirmed in time, by one consistent read of each pod.
+    """Find out the outcome of Bindings that no watch event has confirmed in time, by one consistent read of each pod.
 
-    due: the pods, from `State.expire_reservations`. A pod whose look-up does not start within `_LOOK_UP_SECONDS` is
-        looked up by a later call.
+    due: the pods, from `State.overdue_bindings`. A pod whose look-up does not start within `_LOOK_UP_SECONDS` is looked
+        up by a later call.
 
     The leader releases a reservation only after it has fenced the pod; if fencing fails, the reservation stays. An
     extender that is not the leader releases nothing until another extender has led: it may become leader again, and
-    then needs these reservations. Once another extender has led, the next epoch reads all pods anyway. After a failed
+    then needs its reservations. Once another extender has led, the next epoch reads all pods anyway. After a failed
     look-up the pod is looked up again later, after the other pods.
     """
     until, epoch = clock.now() + _LOOK_UP_SECONDS, leadership.epoch()

@@ -47,7 +47,7 @@ class WaitingBinds:
 
         name: the name of the pod, for the reason.
         """
-        number = self._watch_connection(permit, name, connection) if connection is not None else None
+        number = self._register_connection(permit, name, connection) if connection is not None else None
         try:
             if not self._clock.wait(permit.done, max(0.0, seconds)):
                 self._cancel(permit, f"the bind of {name} timed out while it waited for the other members")
@@ -58,7 +58,7 @@ class WaitingBinds:
                 with self._lock:
                     self._connections.pop(number, None)
 
-    def _watch_connection(self, permit: Permit, name: str, connection: Connection) -> int | None:
+    def _register_connection(self, permit: Permit, name: str, connection: Connection) -> int | None:
         number = connection.fileno()
         if number < 0:
             return None
@@ -86,7 +86,7 @@ class WaitingBinds:
 
 
 def _closed_connections(connections: dict[int, tuple[Connection, Permit, str]]) -> list[tuple[Connection, Permit, str]]:
-    """The entries whose connections kube-scheduler has closed, or is closing."""
+    """The entries whose connections kube-scheduler has closed or is about to close."""
     poll = select.poll()
     for number, (connection, _, _) in connections.items():
         # A TLS client sends a closing record first. A client that waits for a response sends nothing else.

@@ -1,10 +1,10 @@
-"""Bind throttle: delays filter a little while many binds are in progress.
+"""The bind throttle: delays filter while many binds are in progress.
 
 kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost). A third bind at the same time
 needs a new connection with a TLS handshake, which costs both sides more than the bind itself. So while several binds
 are in progress, filter responds a little later; kube-scheduler calls filter for one pod after the other. The allowed
-number of binds depends on the API server: with a slow API server the same number of binds a second needs more of them
-at the same time. The fastest of the latest responses shows whether the API server is slow or only busy.
+number of concurrent binds depends on the API server: to reach the same number of binds per second, a slower API server
+needs more concurrent binds. The fastest of the latest responses shows whether the API server is slow or only busy.
 """
 
 import threading
@@ -42,7 +42,7 @@ class BindThrottle:
 
     @contextmanager
     def measure_post(self) -> Iterator[None]:
-        """Context manager: measures the response time of one post, which counts only if the post succeeds."""
+        """Context manager: measures the response time of one post. The time is used only if the post succeeds."""
         began = self._clock.now()
         yield
         took = self._clock.now() - began

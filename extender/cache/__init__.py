@@ -3,7 +3,7 @@
 Input: records, and the decisions of filter and bind. Output: the free capacity, the reservations of each pod, and
 snapshots of both for planners.
 
-`extender.state` holds the lock of all these modules.
+All these modules use the lock of `extender.state`.
 
     reservations    which pod has which cards: one row for each pod, and the life of a row. Read this first
     nominations     which cards are reserved for which pod after a preemption
@@ -13,7 +13,7 @@ snapshots of both for planners.
                     is freed
     clusterview     the data that planners read, live or as a snapshot; the changes since a snapshot
     cache           creates the components above; checks a plan again at bind
-    inventory       what nodes report of cards and devices
+    inventory       the cards and devices that nodes report
     membership      which ResourceClasses each card is in
     nodeload        cpu, memory and number of pods of each node
     quotas          GPUQuotas by namespace, and their remaining amounts

@@ -1,7 +1,7 @@
 """Creates the components of the cache, and has the queries that need several of them.
 
-A share counts while its pod exists and has not finished. Afterwards the share counts while its node reports it, or
-until a grace period is over (docs/design/0001-contracts.md). Not thread-safe: the caller holds the lock of `State`.
+A share uses its card while its pod exists and has not finished. Afterwards it uses the card while the node reports it,
+or until a grace period is over (docs/design/0001-contracts.md). Not thread-safe: the caller holds the lock of `State`.
 """
 
 from cardwise.clock import Clock
@@ -40,12 +40,12 @@ class Cache(ClusterView):
         )
 
     def has_leader_changed(self, snapshot: ClusterView) -> bool:
-        """Whether the leader has changed since the snapshot was taken. Then nothing may be reserved for its search."""
+        """Whether the leader has changed since the snapshot. Then a search on the snapshot may reserve nothing."""
         return self.leader_changes != snapshot.leader_changes
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
-        """Record that no card fits the pod, so that the pod is requeued when capacity is freed: kube-scheduler may not
-        notice that.
+        """Record that no card fits the pod. The pod is then requeued when capacity is freed, since kube-scheduler may
+        not notice freed capacity.
 
         since: the value of `Capacity.freed_count` when the search began; if capacity was freed since, the pod is
             requeued.
@@ -57,7 +57,7 @@ class Cache(ClusterView):
     def sync_cards(self) -> None:
         """Update the ledger with all cards that have changed since the last call.
 
-        The ledger is not updated for each card alone, because at startup thousands of cards arrive one by one.
+        The ledger is not updated at each card's event, because at startup thousands of cards arrive one by one.
         """
         for node, cards, devices in self.inventory.take_changes():
             other_nodes = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)

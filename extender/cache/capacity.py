@@ -1,8 +1,8 @@
 """The capacity of nodes: the ledger of cards, and the totals of cpu and memory. Requeues pods when capacity is freed.
 
-Its sources are the table of reservations and the node reports (`reservations`), running pods and nodes (`State`), and
-cards (`Cache.sync_cards`). A what-if changes ledger and totals temporarily. Not thread-safe: the caller holds the lock
-of `State`.
+It is updated from the table of reservations and the node reports (`reservations`), from running pods and nodes
+(`State`), and from cards (`Cache.sync_cards`). A what-if changes ledger and totals temporarily. Not thread-safe: the
+caller holds the lock of `State`.
 """
 
 from collections.abc import Collection
@@ -51,7 +51,7 @@ class Capacity:
                 free(node, seen_by_scheduler=seen_by_scheduler)  # a card of the pod has moved to this node
 
     def set_planned_pod(self, uid: str, planned: PlacedPod | None) -> None:
-        """Count the cpu and memory that the pod will use on its planned node. None: stop counting them."""
+        """Add the pod's cpu and memory to its planned node's totals; None: remove them."""
         if planned is not None:
             self.loads.plan_pod(uid, planned)
         else:
@@ -66,8 +66,9 @@ class Capacity:
         self.freed_count += 1
 
     def mark_released(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
-        """As `mark_freed`, for capacity that a pod or the gang reservation has released. The gang planner can use such
-        capacity without new offers of kube-scheduler.
+        """As `mark_freed`, for capacity that a pod or the gang reservation has released.
+
+        The gang planner can use such capacity before kube-scheduler offers the node again.
         """
         self.queue.on_capacity_freed(node, seen_by_scheduler=seen_by_scheduler, can_preempt=self.loads.has_victims)
         self.freed_count += 1
@@ -75,7 +76,7 @@ class Capacity:
     def mark_cards_changed(self, node: str, other_nodes: Collection[str] = ()) -> None:
         """Record that the node's cards have changed.
 
-        other_nodes: further nodes whose pods must be counted again, because a card has moved to another node.
+        other_nodes: further nodes whose totals change, because a card has moved from or to them.
         """
         self._changed.add(node)
         if other_nodes:

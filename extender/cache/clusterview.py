@@ -34,10 +34,11 @@ _MAX_COMPARED_LABELS: Final = 2000  # of pods, compared with changed budgets und
 
 
 class PlaceAhead(NamedTuple):
-    """A place that is reserved for a pod for which kube-scheduler has not called filter yet. Pods that come earlier in
-    the queue may take the place.
+    """A place that is reserved for a pod before kube-scheduler calls filter for this pod.
 
-    load: the pod's cpu and memory; None if they are counted elsewhere.
+    Pods that come earlier in the queue may take the place.
+
+    load: the pod's cpu and memory; None if other totals include them already.
     """
 
     node: str
@@ -71,11 +72,11 @@ class _Moment(NamedTuple):
 
 
 class ClusterView:
-    """The cards and their holdings, cpu and memory of nodes, quotas, PodDisruptionBudgets, and what is reserved for
-    nominated pods and for a gang.
+    """The cluster as planners see it: cards and their holdings, nodes' cpu and memory, quotas, PodDisruptionBudgets,
+    and the reservations for nominated pods and for a gang.
 
-    places_ahead: returns the places that are reserved ahead.
-    leader_changes: how often all plans were forgotten, because the leader changed.
+    places_ahead: returns the places that are reserved before kube-scheduler calls filter.
+    leader_changes: how often all plans were discarded because the leader changed.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class ClusterView:
             return self.headroom(namespace)
 
     def exclude_pod(self, uid: str) -> AbstractContextManager[None]:
-        """Context manager: inside, the pod's own reservation does not count."""
+        """Context manager: inside, the cluster is as if the pod had no reservation."""
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
@@ -144,8 +145,9 @@ class ClusterView:
             return not placement.exceeded_entries(self.ledger, planned, headroom)
 
     def has_cards_for(self, places: Sequence[PodPlace]) -> bool:
-        """Whether all these pods fit on the cards and devices of their places, in addition to all pods that count now.
-        Quotas do not matter.
+        """Whether all these pods fit on the cards and devices of their places, in addition to all present pods.
+
+        Ignores quotas.
         """
         holdings = {
             # Without a namespace, so that no quota counts the holding.
@@ -163,17 +165,17 @@ class ClusterView:
             )
 
     def has_load_for(self, places: Sequence[PodPlace]) -> bool:
-        """Whether all these pods fit on their nodes by cpu, memory and slots, in addition to all pods that count
-        now.
-        """
+        """Whether the nodes have cpu, memory and slots for all these pods, in addition to all present pods."""
         loads: dict[str, Load] = {}
         for place in places:
             loads[place.node] = loads.get(place.node, _NO_LOAD).add(place.load)
         return all(gangplan.has_capacity(self.loads.free_load(node), _NO_LOAD, load) for node, load in loads.items())
 
     def _are_cards_valid(self, holding: Holding, request: PodRequest) -> bool:
-        """Whether the counted holding's cards exist, accept shares, have the capacity and the requested class, and
-        their MPS admits the pod; and its devices exist and are free.
+        """Whether the cards and devices of this holding, which is in the ledger, can still be used for the request.
+
+        Each card must exist, accept shares, have the capacity and the requested class, and its MPS must admit the pod.
+        Each device must exist and be free.
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
@@ -201,10 +203,11 @@ class ClusterView:
 
 
 class NodeChanges:
-    """The nodes that have changed since a snapshot was taken, for a planner of a pod or gang. Valid while the lock is
-    held.
+    """The nodes that have changed since a snapshot, as far as they matter to the planner of one pod or gang.
 
-    rank, namespace, uid: of the pod; or rank and namespace of the gang.
+    Valid while the lock is held.
+
+    rank, namespace, uid: those of the pod; for a gang, its rank and namespace.
     """
 
     def __init__(
@@ -227,8 +230,10 @@ class NodeChanges:
         return state is None or state.generation > self._snapshot.moment.ledger
 
     def has_node_changed(self, node: str) -> bool:
-        """Whether something has changed on the node: the cards with their classes and holdings, the pods, cpu and
-        memory, and the reservations for nominated pods and for a gang.
+        """Whether anything that planners read has changed on the node.
+
+        This is: the cards with their classes and holdings, the pods, cpu and memory, and the reservations for nominated
+        pods and for a gang.
         """
         return (
             self.have_cards_changed(node)
@@ -255,12 +260,13 @@ class Changes(NodeChanges):
     def may_concern(self, node: str) -> bool:
         """Whether a search for victims on this node may now have a different result than in the snapshot.
 
-        The result depends on the remaining quotas of the pod's namespace, and on what `has_node_changed` compares.
+        The result depends on the remaining quotas of the pod's namespace, and on the data that `has_node_changed`
+        compares.
         """
         return self._everywhere or self.has_node_changed(node)
 
     def has_node_changed(self, node: str) -> bool:
-        """As in `NodeChanges`; the PodDisruptionBudgets of the node's pods count, too."""
+        """As in `NodeChanges`; also True if a PodDisruptionBudget of a pod on the node has changed."""
         return super().has_node_changed(node) or any(
             self._is_covered(placed_pod)
             for _, placed_pod in (self._current_view.loads.pods_on(node) if self._budgets else ())
@@ -268,8 +274,8 @@ class Changes(NodeChanges):
         )
 
     def _is_covered(self, placed_pod: PlacedPod) -> bool:
-        """Whether a changed budget covers or covered the pod. After `_MAX_COMPARED_LABELS` different labels, each pod
-        counts as covered.
+        """Whether a changed budget covers or covered the pod. After `_MAX_COMPARED_LABELS` different labels, returns
+        True for every pod.
         """
         key = placed_pod.namespace, id(placed_pod.labels)
         if key not in self._covered:

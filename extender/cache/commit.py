@@ -1,9 +1,9 @@
 """The check of a plan that was made on a snapshot, before its places are reserved (docs/design/0032-snapshots.md).
 
 Theory of operation. A planner works without the lock, and the cluster changes meanwhile. `CHECKS` lists everything that
-a plan rests on. Under the lock each entry is checked in the cluster as it is now, but only for nodes that have changed
-since the snapshot. If all checks succeed, the caller reserves all places at once. If one fails, the caller reserves
-nothing, and plans again on a new snapshot.
+a plan relies on. Under the lock, each entry is checked in the cluster as it is now, but only for nodes that have
+changed since the snapshot. If all checks succeed, the caller reserves all places at once. If a check fails, the caller
+reserves nothing, and plans again on a new snapshot.
 
 Example: n1 and n2 have 1 GPU and 4 cpu each, and a gang member that requests 1 cpu is planned on n1. Before the commit,
 a pod without GPUs takes 3.5 cpu of n1. So 0.5 cpu are free: the check `cpu, memory, slots` fails, and the second plan
@@ -29,11 +29,11 @@ class PodPlan(NamedTuple):
     """Places for pods of one namespace that are to be reserved together.
 
     snapshot: the cluster on which the places were found.
-    is_wanted: returns whether just these pods still need places, with this rank: they are pending, and no Binding may
-        bind one of them.
+    is_wanted: returns whether exactly these pods, with this rank, still need places: all are pending, and no Binding
+        may bind one of them.
     replaced: UIDs of pods whose reservations the plan replaces: the pods themselves, and overtaken nominated pods.
     own_uids: UIDs of pods whose reserved cards the plan may use.
-    rank, priority: the place of the pods in the order, which decides which reservations of other pods they respect.
+    rank, priority: the position of the pods in the order; it decides which reservations of other pods they respect.
     """
 
     snapshot: ClusterView
@@ -100,7 +100,7 @@ class Commit:
         return self._cluster.leader_changes == self._plan.snapshot.leader_changes
 
     def are_pods_wanted(self) -> bool:
-        """Whether just these pods still need places."""
+        """Whether exactly these pods still need places."""
         return self._plan.is_wanted()
 
     def do_nodes_take_pods(self) -> bool:
@@ -115,12 +115,14 @@ class Commit:
         """Whether cpu, memory and slots of the nodes suffice."""
         return self._cluster.has_load_for(self._changed_places)
 
-    def have_cards_room(self) -> bool:
-        """Whether the cards exist, are healthy and not cordoned, of the class, open by MPS, and have the amounts."""
+    def have_cards_capacity(self) -> bool:
+        """Whether each card exists, is healthy, not cordoned and of the class, admits the pod by MPS, and has the
+        capacity.
+        """
         return self._cluster.has_cards_for(self._changed_places)
 
     def are_labels_same(self) -> bool:
-        """Whether the nodes have the labels by which the pods' policies have ranked them (`Policy.rank_nodes`)."""
+        """Whether the nodes still have the labels from which the pods' policies ranked them (`Policy.rank_nodes`)."""
         loads, loads_then = self._cluster.loads, self._plan.snapshot.loads
         return all(
             loads.labels(place.node) == loads_then.labels(place.node)
@@ -131,19 +133,19 @@ class Commit:
         )
 
     def is_within_quotas(self) -> bool:
-        """Whether the quotas of the namespace leave enough for all pods."""
+        """Whether the remaining quotas of the namespace suffice for all pods."""
         headroom = self._cluster.headroom(self._plan.namespace)
         assignments = [(place.node, place.assignment) for place in self._plan.places if place.assignment is not None]
         return not headroom or not placement.exceeded_together(self._cluster.ledger, assignments, headroom)
 
-    def is_nominated_room_left(self) -> bool:
-        """Whether the places leave the cards that are reserved for nominated pods."""
+    def is_nominated_capacity_left(self) -> bool:
+        """Whether the places leave enough capacity for the nominated pods that come first."""
         plan, nodes = self._plan, self._nominated_nodes
         with self._nominated.count_reserved(plan.own_uids, plan.priority, nodes, self._pace):
             return self._cluster.has_cards_for([place for place in self._changed_places if place.node in nodes])
 
-    def is_gang_room_left(self) -> bool:
-        """Whether the places leave the cards that are reserved for a gang that comes first."""
+    def is_gang_capacity_left(self) -> bool:
+        """Whether the places leave enough capacity for a gang reservation that comes first."""
         plan, gang_cards = self._plan, self._cluster.gang_cards
         nodes = self._changed_nodes.intersection(gang_cards.reserved_nodes(plan.rank, plan.namespace))
         with gang_cards.count_reserved(nodes):
@@ -155,9 +157,9 @@ CHECKS: Final[dict[str, Callable[[Commit], bool]]] = {
     "pods": Commit.are_pods_wanted,
     "nodes": Commit.do_nodes_take_pods,
     "cpu, memory, slots": Commit.have_nodes_load,
-    "cards": Commit.have_cards_room,
+    "cards": Commit.have_cards_capacity,
     "labels": Commit.are_labels_same,
     "quotas": Commit.is_within_quotas,
-    "nominated pods": Commit.is_nominated_room_left,
-    "gang reservation": Commit.is_gang_room_left,
+    "nominated pods": Commit.is_nominated_capacity_left,
+    "gang reservation": Commit.is_gang_capacity_left,
 }

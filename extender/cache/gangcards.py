@@ -1,7 +1,7 @@
 """The cards of the gang reservation, as holdings. The ledger has these holdings only while a later pod is placed.
 
 `gangs.reservation` chooses the gang and the cards. A reserved card may still be in use. Then the reservation and the
-other holdings together exceed the card, so capacity that is freed on the card goes to the gang first. Not thread-safe:
+other holdings together exceed the card. So when capacity is freed on the card, the gang gets it first. Not thread-safe:
 the caller holds the lock of `State`.
 """
 
@@ -21,8 +21,8 @@ _NOTHING: Mapping[str, list[Holding]] = {}
 def comes_after(rank: Rank, namespace: str, first_rank: Rank, first_namespace: str) -> bool:
     """Whether a pod or gang of this rank and namespace must not use the cards that are reserved for a gang.
 
-    rank, namespace: of the pod or gang.
-    first_rank, first_namespace: of the gang for which cards are reserved.
+    rank, namespace: those of the pod or gang.
+    first_rank, first_namespace: those of the gang for which cards are reserved.
 
     Every user may set `cardwise.dev/queue-priority`, so this annotation orders only pods of the same namespace. Between
     namespaces the pods' priority and age decide.
@@ -105,7 +105,7 @@ class GangCards:
             yield
 
     def _reserving_gang(self) -> _Owner | None:
-        """The gang with the reservation, while its members have no places; else None."""
+        """The gang with the reservation, while its members have no places yet; else None."""
         gang = self._gang
         if gang is None:
             return self._owner_then

@@ -1,7 +1,8 @@
-"""The inventory: the cards and devices that nodes report, shares of deleted pods on them, and their ResourceClasses.
+"""The inventory: the cards and devices that nodes report, their ResourceClasses, and the shares of deleted pods on
+them.
 
-This module only records; `reservations` decides which shares count. Not thread-safe: the caller holds the lock of
-`State`.
+This module only records the reports; `reservations` decides which shares use capacity. Not thread-safe: the caller
+holds the lock of `State`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ MAX_REPORTED_SHARES = 4096  # shares of all its cards
 
 
 class ShareReport(NamedTuple):
-    """A report: containers of the pod still use cards of the node, although the pod object is gone."""
+    """A node's report about a pod: its containers still use cards of the node, although the pod object is gone."""
 
     uid: str
     node: str
@@ -34,7 +35,7 @@ class ShareReport(NamedTuple):
 class CardUpdate(NamedTuple):
     """The changes of a card's report.
 
-    reported: the shares to count again: new or changed shares, or all shares of a card that has left its node.
+    reported: the shares to apply: new or changed shares, or all shares of a card that has left its node.
     withdrawn: the shares that the node no longer reports.
     problem: the ignored part of the report, with the reason; None if the whole report is used.
     """
@@ -45,7 +46,9 @@ class CardUpdate(NamedTuple):
 
 
 class Inventory:
-    """Cards, devices and classes, by the names of their objects. Cards and devices count while their node exists."""
+    """Cards, devices and classes, by the names of their objects. Cards and devices are offered while their node
+    exists.
+    """
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
@@ -59,12 +62,12 @@ class Inventory:
         self._reclassify = False
 
     def set_node(self, name: str) -> None:
-        """Count the node's cards and devices from now on."""
+        """Offer the node's cards and devices from now on."""
         self.nodes.add(name)
         self._changed.add(name)
 
     def remove_node(self, name: str) -> None:
-        """Stop counting the node's cards and devices."""
+        """Stop offering the node's cards and devices."""
         self.nodes.discard(name)
         self._changed.add(name)
 
@@ -103,7 +106,7 @@ class Inventory:
         return CardUpdate({*former, *updated}, withdrawn, problem)
 
     def remove_card(self, name: str) -> Collection[ShareReport]:
-        """Remove the card. Returns what it had reported."""
+        """Remove the card. Returns the shares that it had reported."""
         card = self._cards.get(name)
         if card is None:
             return ()
@@ -121,7 +124,9 @@ class Inventory:
         return any(record is not None and record.node == node and record.env_access for record in records)
 
     def set_class(self, resource_class: ResourceClass) -> bool:
-        """Update the class. Returns whether the classes of cards may have changed; `take_changes` returns the cards."""
+        """Update the class. Returns whether classes of cards may have changed; then `take_changes` returns these
+        cards.
+        """
         class_before = self._classes.get(resource_class.name)
         self._classes[resource_class.name] = resource_class
         if _selection_key(class_before) == _selection_key(resource_class):
@@ -139,8 +144,8 @@ class Inventory:
     def take_changes(self) -> Iterator[tuple[str, list[Card], list[Device]]]:
         """The nodes whose cards or devices have changed since the last call, each with all its cards and devices.
 
-        The classes of cards are computed here and not in `set_class`: at startup hundreds of classes arrive together,
-        and one computation is enough for all of them.
+        The classes of cards are computed here and not in `set_class`, because at startup hundreds of classes arrive
+        together. One computation is enough for all of them.
         """
         if self._reclassify:
             self._reclassify = False
@@ -162,7 +167,7 @@ class Inventory:
             yield node, cards, devices
         self._changed.clear()
 
-    def reported_nodes(self) -> Mapping[str, Mapping[str, object]]:
+    def reported_nodes_by_uid(self) -> Mapping[str, Mapping[str, object]]:
         """For each pod UID that cards report: the nodes of these cards."""
         return self._node_reports.by_uid
 
@@ -171,12 +176,12 @@ class Inventory:
         return bool(self._node_reports.shares_of(uid, node))
 
     def reported_holding(self, uid: str, node: str) -> Holding | None:
-        """All shares of the pod that the node's cards report, as one holding; None if there are none."""
+        """All shares of the pod that the node's cards report, as one holding; None if they report none."""
         return self._sum_shares(uid, node, self._node_reports)
 
     def recorded_holding(self, uid: str, node: str) -> Holding | None:
-        """The shares of a deleted pod that a former leader recorded in the statuses of the node's cards; None if there
-        are none.
+        """The shares of a deleted pod, from the statuses of the node's cards, where a former leader recorded them; None
+        if there are none.
         """
         return self._sum_shares(uid, node, self._recorded)
 
@@ -234,7 +239,7 @@ class Inventory:
 
 
 class _ShareReports:
-    """The reported shares, by pod. The time to replace a report depends only on the length of this report."""
+    """The reported shares, by pod. Replacing a report takes time in proportion to the report, not to the table."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, dict[str, Sequence[ContainerShare]]]] = {}  # by pod UID, node and card name
@@ -270,10 +275,10 @@ def _group_by_uid(shares: Iterable[ContainerShare]) -> dict[str, list[ContainerS
 
 
 def _selection_key(resource_class: ResourceClass | None) -> object:
-    """The parts of a class that decide which cards are in it, and how they rank.
+    """The parts of a class that decide which cards it contains, and how these cards rank.
 
-    None if the class has no object, or if its object is unedited: then the class contains the cards of its model with
-    or without the object.
+    None if the class has no object, or if its object is unedited. Such an object changes nothing: the class contains
+    the cards of its model in any case.
     """
     return (
         None

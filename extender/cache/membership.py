@@ -49,7 +49,8 @@ NO_CLASSES = CardClasses(frozenset(), 0)
 class ClassMembership:
     """Computes the classes of a card, and remembers the results.
 
-    Equal results are the same object, if possible one of `known_classes`. So 40,000 results are compared by identity.
+    Equal results are the same object, if possible one of `known_classes`. So callers can compare 40,000 results by
+    identity.
     """
 
     def __init__(self, resource_classes: Iterable[ResourceClass], known_classes: Iterable[CardClasses] = ()) -> None:

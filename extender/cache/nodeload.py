@@ -1,10 +1,10 @@
 """CPU, memory and pod counts of all nodes: the allocatable amounts, and the requests of the pods on each node
 (`cardwise.kube.pods.loads`).
 
-Counted by requests, as kube-scheduler does. The gang planner reads the free amounts, since it plans a gang before
-kube-scheduler has seen all of its members; preemption reads the pods of a node. Not thread-safe: the caller holds the
-lock of `State`. A snapshot shares data with the original: maps with an entry for each pod are persistent, and the
-values of all other maps are replaced, never changed.
+Loads are sums of requests, as in kube-scheduler. The gang planner reads the free amounts, since it plans a gang before
+kube-scheduler has seen all of its members. Preemption reads the pods of a node. Not thread-safe: the caller holds the
+lock of `State`. A snapshot shares data with the original: maps with an entry for each pod are immutable, and the values
+of all other maps are replaced, never changed.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -31,7 +31,9 @@ _NO_COUNTS: Final[Map[str, int]] = Map()
 
 
 class NodeLoads:
-    """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound pod."""
+    """Loads by node and by pod. The key of a pod is any unique text. The loads include planned pods as well as bound
+    pods.
+    """
 
     def __init__(self) -> None:
         self.freed_count = 0  # how many changes have freed capacity
@@ -82,13 +84,13 @@ class NodeLoads:
         return self._changed_at.get(node, self.generation)
 
     def nodes_changed_since(self, generation: int) -> list[str]:
-        """The nodes whose last change came after this generation; not those that were removed."""
+        """The nodes whose last change came after this generation, without removed nodes."""
         if generation == self.generation:
             return []
         return [name for name, changed_at in self._changed_at.items() if changed_at > generation]
 
     def known_nodes(self) -> Collection[str]:
-        """All nodes. Do not keep the view."""
+        """The names of all nodes, also of closed ones. The view changes later, so do not keep it."""
         return self._nodes.keys()
 
     def set_node(self, name: str, record: NodeRecord, now: float) -> None:
@@ -104,7 +106,9 @@ class NodeLoads:
             self._mark_changed(name)
 
     def reopen_steady_nodes(self, now: float) -> bool:
-        """Open nodes that have offered slots again for `STEADY_SECONDS`. Returns whether any node was opened."""
+        """Reopen the nodes that have offered slots again for `STEADY_SECONDS`. Returns whether any node was
+        reopened.
+        """
         steady = [name for name, since in self._slots_since.items() if now - since >= STEADY_SECONDS]
         for name in steady:
             del self._slots_since[name]
@@ -119,37 +123,37 @@ class NodeLoads:
         self._changed_at.pop(name, None)
 
     def set_pod(self, key: str, placed_pod: PlacedPod) -> None:
-        """Count the pod on its node."""
+        """Add the pod's load to its node."""
         self._planned.discard(key)
         self._set_pod(key, placed_pod)
 
     def remove_pod(self, key: str) -> None:
-        """Stop counting the pod."""
+        """Remove the pod's load."""
         self._planned.discard(key)
         pod_before = self._pods.get(key)
         if pod_before is not None:
             self._pods = self._pods.delete(key)
-            self._count_victim(pod_before, -1)
+            self._add_victim_count(pod_before, -1)
             self._add_load(pod_before, -1)
             self._remove_from_node(key, pod_before.node)
             self.freed_count += 1
 
     def mark_unbound(self, key: str) -> None:
-        """Stop counting the pod on the node where it was bound: the API server shows the pod without a node now.
+        """Remove the pod's load from the node where the pod was bound: the API server now shows the pod without a node.
 
-        If the pod is planned on a node, it still counts there.
+        If the pod is planned on a node, its load stays there.
         """
         if key in self._pods and key not in self._planned:
             self.remove_pod(key)
 
     def plan_pod(self, key: str, placed_pod: PlacedPod) -> None:
-        """Count the pod on its planned node, unless the pod is bound to a node already."""
+        """Add the pod's load to its planned node, unless the pod is bound to a node already."""
         if key not in self._pods or key in self._planned:
             self._planned.add(key)
             self._set_pod(key, placed_pod)
 
     def unplan_pods(self, keys: Iterable[str]) -> None:
-        """Stop counting these pods on their planned nodes. Pods that are bound still count on their nodes."""
+        """Remove the loads of these pods from their planned nodes. The loads of bound pods stay."""
         for key in keys:
             if key in self._planned:
                 self.remove_pod(key)
@@ -158,12 +162,12 @@ class NodeLoads:
     def what_if(
         self, *, unplanned: Iterable[str] = (), removed: Iterable[str] = (), added: Iterable[PlacedPod] = ()
     ) -> Iterator[None]:
-        """Context manager: inside, the given pods count differently. Restores the loads at the end, also after an
+        """Context manager: inside, the loads are as if these pods were changed. Restores the loads, also after an
         exception.
 
-        unplanned: pods that do not count on their planned nodes.
-        removed: pods that do not count at all.
-        added: pods that count in addition.
+        unplanned: pods to remove from their planned nodes.
+        removed: pods to remove from any node.
+        added: pods to add.
 
         The caller must not update these pods inside the context.
         """
@@ -217,8 +221,9 @@ class NodeLoads:
         )
 
     def offers_shares(self, node: str) -> bool:
-        """Whether the node has slots for shares. True if unknown. After slots were missing, False until the node has
-        offered slots again for `STEADY_SECONDS`.
+        """Whether the node has slots for shares; True if unknown.
+
+        After slots were missing, False until the node has offered slots again for `STEADY_SECONDS`.
         """
         record = self._nodes.get(node)
         return record is None or (record.offers_shares and node not in self._slots_since)
@@ -242,11 +247,11 @@ class NodeLoads:
         )
 
     def nodes_with_terminating_pods(self, nodes: set[str]) -> set[str]:
-        """The given nodes on which a pod with cards is being deleted."""
+        """The given nodes on which a pod with cards is terminating."""
         return {node for node in nodes if node in self._terminating}
 
     def get(self, key: str) -> PlacedPod | None:
-        """The pod with its node, or with the node of its plan."""
+        """The pod with the node to which it is bound or planned; None if it is on no node."""
         return self._pods.get(key)
 
     def _set_pod(self, key: str, placed_pod: PlacedPod) -> None:
@@ -255,8 +260,8 @@ class NodeLoads:
             return
         self._pods = self._pods.set(key, placed_pod)
         if pod_before is not None:
-            self._count_victim(pod_before, -1)
-        self._count_victim(placed_pod, 1)
+            self._add_victim_count(pod_before, -1)
+        self._add_victim_count(placed_pod, 1)
         if pod_before is not None and (pod_before.node, pod_before.load) == (placed_pod.node, placed_pod.load):
             self._count_change(placed_pod.node)  # its priority has changed, or it terminates: the load is the same
             return
@@ -267,7 +272,7 @@ class NodeLoads:
         self._add_load(placed_pod, 1)
         self._keys_by_node[placed_pod.node] = (*self._keys_by_node.get(placed_pod.node, ()), key)
 
-    def _count_victim(self, placed_pod: PlacedPod, sign: int) -> None:
+    def _add_victim_count(self, placed_pod: PlacedPod, sign: int) -> None:
         if not placed_pod.holds_cards or placed_pod.fixed:
             return
         if placed_pod.terminating:

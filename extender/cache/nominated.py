@@ -1,9 +1,9 @@
 """Cards that are reserved for nominated pods, as holdings. The ledger has these holdings only while a later pod is
 placed.
 
-If this extender has answered the preemption, it knows the cards. If another extender has answered, only the node is
-known, from the pod's status. Then this module computes the cards that the pod would get once the terminating pods are
-gone. Not thread-safe: the caller holds the lock of `State`.
+If this extender has answered the preempt call, it knows the cards. If another extender has answered the call, only the
+node is known, from the pod's status. Then this module computes the cards that the pod would get once the terminating
+pods are gone. Not thread-safe: the caller holds the lock of `State`.
 """
 
 from collections import Counter
@@ -35,7 +35,9 @@ _NO_BUDGETS: Final = Budgets()
 
 
 class NominatedReservation(NamedTuple):
-    """The reservation for a nominated pod on a node: cards, cpu and memory, and the victims that are evicted for it."""
+    """The reservation for a nominated pod on a node: its cards, cpu and memory, and the victims that are evicted for
+    the pod.
+    """
 
     holding: Holding
     load: Load
@@ -43,7 +45,7 @@ class NominatedReservation(NamedTuple):
 
 
 class SearchedPlace(NamedTuple):
-    """A place of a nominated pod whose cards were searched: as it was before, and with the result."""
+    """A place of a nominated pod before (`unknown`) and after (`searched`) the search for the pod's cards."""
 
     uid: str
     node: str
@@ -63,18 +65,18 @@ class NominatedPods:
         self._nominations = cluster.nominations
         self._budgets = cluster.budgets
 
-    def on_snapshot(self, snapshot: ClusterView) -> "NominatedPods":
+    def with_snapshot(self, snapshot: ClusterView) -> "NominatedPods":
         """A `NominatedPods` that reads the snapshot instead, for a planner without the lock."""
         return NominatedPods(snapshot, self._policy)
 
     def reserved_nodes(self, excluded: Collection[str], priority: int) -> set[str]:
-        """The nodes where cards are reserved from pods of this priority, except for `excluded`."""
+        """The nodes with cards that pods of this priority must not use, since they are reserved for pods not in
+        `excluded`.
+        """
         return {node for _, node, _ in self._nominations.reserved_places(excluded, priority)}
 
     def nodes_with_unknown_cards(self) -> list[str]:
-        """The nodes on which it is not known yet which cards are reserved, because another extender has answered the
-        preemption.
-        """
+        """The nodes with reservations whose cards are not known yet, because another extender has answered preempt."""
         places = self._nominations.reserved_places((), LOWEST)
         return list(dict.fromkeys(node for _, node, place in places if place.assignment is None))
 
@@ -102,9 +104,9 @@ class NominatedPods:
         nodes: Collection[str] | None = None,
         pace: Callable[[], object] = lambda: None,
     ) -> Iterator[None]:
-        """Context manager: inside, the ledger also has the reserved cards that pods of this priority must not use,
-        except those for the pods `excluded`.
+        """Context manager: inside, the ledger also has the reserved cards that pods of this priority must not use.
 
+        excluded: UIDs of nominated pods whose cards are not added.
         nodes: the nodes whose reserved cards are added; None: all nodes. Takes 0.05 ms for each nominated pod.
         pace: see `reservations_on`.
         """
@@ -123,9 +125,10 @@ class NominatedPods:
         priority: int,
         pace: Callable[[], object] = lambda: None,
     ) -> list[NominatedReservation]:
-        """The reservations on these nodes that pods of this priority must not use, except those of `excluded`.
+        """The reservations on these nodes that pods of this priority must not use.
 
         nodes: the nodes; None: all nodes.
+        excluded: UIDs of nominated pods whose reservations are left out.
         pace: called before each search for unknown cards, which takes 1 ms on a node of 100 pods. If it raises, the
             results so far are kept.
         """
@@ -150,10 +153,10 @@ class NominatedPods:
     def place_after_termination(
         self, claimant: WaitingPod, policy: str, node: str, removed: Collection[str] = ()
     ) -> Victims | None:
-        """The cards for the pod on the node once the node's terminating pods and the pods `removed` are gone; None if
-        the pod does not fit then.
+        """The cards for the pod on the node once the node's terminating pods and the pods `removed` are gone.
 
-        Ignores the reservations for other nominated pods, because they are computed by this method, too.
+        None if the pod does not fit then. Ignores the reservations for other nominated pods, because this method
+        computes these reservations too.
         """
         full_node = self._make_full_node(claimant, node, removed=removed)
         if full_node is None:
@@ -195,8 +198,10 @@ class NominatedPods:
     def find_unprotected_victims(
         self, claimant: WaitingPod, policy: str, node: str, *, refused: Collection[str], excluded: Collection[str] = ()
     ) -> Victims | None:
-        """As `find_victims`, for evictions by the extender itself. Also None if a PodDisruptionBudget forbids the
-        evictions, or if the node takes no pods: for its own preemptions kube-scheduler leaves such nodes out.
+        """As `find_victims`, for evictions by the extender itself.
+
+        Also None if a PodDisruptionBudget forbids the evictions, or if the node takes no pods. In its own preemptions,
+        kube-scheduler leaves out nodes that take no pods.
         """
         if not self._cluster.loads.is_open(node):
             return None
@@ -211,7 +216,7 @@ class NominatedPods:
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
     def _search_cards(self, claimant: WaitingPod, node: str, place: NominatedPlace) -> NominatedPlace:
-        """The place with the cards that the pod gets there; without cards if it fits no cards."""
+        """The place with the cards that the pod gets there; without cards if the pod fits on no cards of the node."""
         state = self._cluster.ledger.node(node)
         reads = (
             state.generation if state is not None else None,

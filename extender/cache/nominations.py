@@ -1,6 +1,6 @@
 """Nominations: which cards are reserved for which pod after a preemption, so that no later pod takes them.
 
-Nominations are the second part of the table of reservations (`reservations`), which ends a nomination when its pod
+Nominations are the second part of the table of reservations (`reservations`). The table ends a nomination when its pod
 ends. A pod can have a nomination and a reservation at the same time, since its plan may change several times while its
 victims terminate::
 
@@ -12,13 +12,14 @@ victims terminate::
        └──────────────────────────────────────────────────────────────────┘
           the extender evicts, or a status names a node that another extender has answered
 
-The cards of nominations are not in the ledger: they count only for pods that come after the nominated pod.
+The cards of nominations are not in the ledger, because only pods that come after the nominated pod must not use them.
 kube-scheduler has its nominator beside its cache for the same reason.
 
-kube-scheduler writes the node into the pod's status and counts the pod there in its own totals. Only the extender knows
+kube-scheduler writes the node into the pod's status, and includes the pod in its own totals of that node. Only the
+extender knows
 which card becomes free: it remembers its answer to preempt, and reads the node from the watch of pods, or from
-kube-scheduler's next call if the watch is late. If another extender has answered the preemption, the cards are searched
-again. Not thread-safe: the caller holds the lock of `State`.
+kube-scheduler's next call if the watch is late. If another extender has answered preempt, the cards are searched again.
+Not thread-safe: the caller holds the lock of `State`.
 """
 
 import math
@@ -51,12 +52,12 @@ class MemberReservation:
 class NominatedPlace:
     """The cards that a nominated pod gets on a node once its victims there are gone.
 
-    assignment: the cards; None while they are not known.
+    assignment: the cards; None while the cards are not known.
     victims: the UIDs of the pods that are evicted for the nominated pod.
     member_reservations: the cards that stay reserved for other members of the pod's gang meanwhile. Without them the
         gang might not fit in the end, and the evictions would be in vain.
-    searched_on: what the last search for the cards read, while they are not known. As long as this is the same, another
-        search would find no cards either.
+    searched_on: the data that the last search for the cards read, while the cards are not known. As long as these data
+        are the same, another search would find no cards either.
     """
 
     assignment: Assignment | None = None
@@ -67,15 +68,15 @@ class NominatedPlace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nomination:
-    """The nodes where pods are evicted for a pod. Never changed but replaced, so that snapshots stay as they are.
+    """The nodes where pods are evicted for a pod. Immutable: a change replaces it, so that snapshots stay as they are.
 
     claimant: the pod for which pods are evicted, as kube-scheduler sent it.
     since: when preempt was answered, or the watch showed the node.
     until: when the nomination expires.
-    places: what is reserved on each node; several nodes until it is known which of them kube-scheduler has chosen.
+    places: the reservation on each node; several nodes until it is known which node kube-scheduler has chosen.
     named_node: the node in the pod's status.
-    own_eviction: the extender itself evicts, and kube-scheduler does not know of the evictions.
-    from_status: the node is known only from the pod's status: another extender has answered the preemption.
+    own_eviction: whether the extender itself evicts; kube-scheduler does not know of these evictions.
+    from_status: whether the node is known only from the pod's status, because another extender has answered preempt.
     unoffered_since: since when kube-scheduler has not offered the node.
     """
 
@@ -159,7 +160,7 @@ class Nominations:
     def on_preempt_repeated(self, claimant: WaitingPod, now: float) -> bool:
         """Record that kube-scheduler calls preempt for the pod again.
 
-        Returns True if kube-scheduler may have chosen a node of the last answer, but it is unknown which node. Then no
+        Returns True if kube-scheduler may have chosen a node of the last answer, and it is unknown which node. Then no
         pod may be evicted on other nodes.
 
         kube-scheduler writes its choice into the pod's status before it calls again. But kube-scheduler's own watch may
@@ -176,8 +177,9 @@ class Nominations:
         return any(not self._are_staying(node, place.victims) for node, place in nomination.places.items())
 
     def set_places(self, claimant: WaitingPod, places: Mapping[str, NominatedPlace], now: float) -> None:
-        """Record the nodes that preempt returned for the pod, of which kube-scheduler chooses one. Replaces an earlier
-        nomination.
+        """Record the nodes that preempt returned for the pod; kube-scheduler will choose one of them.
+
+        Replaces an earlier nomination.
         """
         if not places:
             self._by_pod.pop(claimant.uid, None)
@@ -244,8 +246,9 @@ class Nominations:
                 del self._by_pod[uid]
 
     def end_expired(self, now: float) -> bool:
-        """End expired nominations. Returns whether there were any. A nomination does not expire while victims are still
-        on the node.
+        """End expired nominations. Returns whether any have expired.
+
+        A nomination does not expire while victims are still on the node.
         """
         has_ended = False
         for uid, nomination_before in list(self._by_pod.items()):
@@ -260,14 +263,14 @@ class Nominations:
         return has_ended
 
     def awaited_victims(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
-        """The victims on the node for whose end the pod waits, and when to check again; None if the pod cannot use the
-        node.
+        """The victims on the node for whose end the pod waits, and the time to check again; None if the pod cannot use
+        the node.
 
         offered: whether kube-scheduler has offered the node in this call.
 
-        kube-scheduler deletes the victims immediately after the response. Victims that are not being deleted
-        `_GOING_SECONDS` later will not be deleted. A single call may lack the node for many reasons; if all calls lack
-        it for `_KEEP_SECONDS`, the pod can no longer use the node.
+        kube-scheduler deletes the victims immediately after the response. If the deletion of a victim has not begun
+        `_GOING_SECONDS` later, it will not begin. A single call may lack the node for many reasons. But if all calls
+        lack the node for `_KEEP_SECONDS`, the pod can no longer use the node.
         """
         nomination = self._by_pod[uid]
         # kube-scheduler need not offer a node on which the extender itself evicts.
@@ -287,10 +290,10 @@ class Nominations:
     def reserved_places(
         self, excluded: Collection[str], priority: int
     ) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """What is reserved for nominated pods of the same or a higher priority, except the pods `excluded`: pods of
-        this priority must not use it.
+        """The reserved places that pods of this priority must not use, each with its nominated pod and its node.
 
-        kube-scheduler counts nominated pods of equal priority, too.
+        These are the places of nominated pods of the same or a higher priority, without the pods `excluded`.
+        kube-scheduler also respects nominated pods of equal priority.
         """
         for nomination in self._by_pod.values():
             if nomination.claimant.request.priority < priority:
@@ -312,8 +315,8 @@ class Nominations:
             for victim in nomination.places[node].victims
         }
 
-    def all_victims(self) -> dict[str, str]:
-        """The node of each victim, by the victim's UID, for all nominations whose node is certain."""
+    def victim_nodes_by_uid(self) -> dict[str, str]:
+        """The node of each victim, by the victim's UID, of all nominations whose node is certain."""
         return {
             victim: node
             for nomination in self._by_pod.values()
@@ -325,7 +328,7 @@ class Nominations:
     def set_searched_place(self, uid: str, node: str, unknown: NominatedPlace, searched: NominatedPlace) -> None:
         """Record the result of a search for the cards of the pod's place on the node.
 
-        unknown: the place before the search; if the pod has another one by now, the result is ignored.
+        unknown: the place before the search. If the pod has another place by now, the result is ignored.
         """
         nomination = self._by_pod.get(uid)
         if nomination is not None and nomination.places.get(node) == unknown:
@@ -336,8 +339,8 @@ class Nominations:
     def _updated_from_status(self, nomination: Nomination, now: float) -> Nomination:
         """The nomination, updated from the node in the pod's status; unchanged if the status names no node.
 
-        If another extender has answered the preemption, the victims are unknown. Then the pods of lower priority that
-        are being deleted on the node count as victims.
+        If another extender has answered preempt, the victims are unknown. Then the terminating pods of lower priority
+        on the node are taken as the victims.
         """
         if not nomination.named_node:
             return nomination

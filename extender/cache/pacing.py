@@ -1,5 +1,5 @@
-"""How long work may last: pauses and limits for planners that compute without the lock, and for work in short holds of
-the lock.
+"""Limits how long work lasts: of planners that compute without the lock, and of work that holds the lock for short
+times.
 
 Python runs one thread at a time. A thread that computes without a pause delays each call of kube-scheduler by some
 milliseconds. So planners sleep now and then (docs/design/0032-snapshots.md has the measurements).
@@ -21,7 +21,7 @@ _MAX_PAUSE: Final = 0.5  # maximum seconds that `pause_seconds` returns
 
 
 class PlanningStopped(Exception):
-    """The time of a planner is over, before it had a result."""
+    """The planner's time was over before it had a result."""
 
 
 class Pace:
@@ -37,7 +37,7 @@ class Pace:
         self._over = is_over()
 
     def pause(self) -> bool:
-        """Sleep if this thread has worked for long since its last pause. Call it in the loops of a planner.
+        """Sleep if this thread has worked for long since its last pause. Planners call this in their loops.
 
         Returns whether the planner should end.
         """
@@ -59,20 +59,20 @@ def stop_when(is_over: Callable[[], bool]) -> Callable[[], None]:
 
 
 def limit_work(clock: Clock, seconds: float) -> Callable[[], None]:
-    """A pace for a planner whose result a call awaits: it never sleeps, and raises `PlanningStopped` after this many
-    seconds of the thread's CPU.
+    """A pace for a planner whose result a call awaits. It never sleeps, and raises `PlanningStopped` after the thread
+    has used this many seconds of CPU time.
     """
     until = clock.cpu() + seconds
     return stop_when(lambda: clock.cpu() >= until)
 
 
 def pause(clock: Clock) -> None:
-    """Sleep for a moment. Call it between two holds of the lock, so that a call that waits for the lock gets it."""
+    """Sleep for a moment between two holds of the lock, so that a call that waits for the lock gets it."""
     clock.sleep(_PAUSE_SECONDS)
 
 
 def pause_seconds(cost: float) -> float:
-    """The seconds to pause after unsuccessful work that took `cost` seconds: such work then takes a tenth of the
+    """The seconds to pause after unsuccessful work that took `cost` seconds, so that such work takes a tenth of all
     time.
     """
     return min(_MAX_PAUSE, PAUSE_FACTOR * cost)

@@ -1,6 +1,6 @@
 """The GPUQuotas by namespace, and their remaining amounts.
 
-The ledger counts the used amounts. Not thread-safe: the caller holds the lock of `State`.
+The ledger has the used amounts. Not thread-safe: the caller holds the lock of `State`.
 """
 
 from collections.abc import Mapping
@@ -74,8 +74,8 @@ class Quotas:
     def is_exceeded_by(self, ledger: Ledger, namespace: str, request: PodRequest) -> bool:
         """Whether the request exceeds an entry for every possible choice of cards.
 
-        If it returns False, the request may still exceed a quota: with the cards that are free, or by several entries
-        together.
+        If not, the request may still exceed a quota: with the cards that are free, or because it exceeds several
+        entries only together.
         """
         return any(
             not headroom.has_room_for(fitting.min_charge_of_share(request, ledger.kinds, headroom.entry))
@@ -85,11 +85,11 @@ class Quotas:
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry to name in an event for a pod that waits for its quota; None if no entry is full.
 
-        Of several full entries, an entry that the pod exceeds with every choice of cards comes first; then an entry
-        for the requested class, and then an entry for all cards.
+        Of several full entries, prefers an entry that the pod exceeds with every choice of cards, then an entry for the
+        requested class, then an entry for all cards.
 
-        The MiB of a whole card are unknown before the card is chosen, so the MiB of the smallest card count. A pod that
-        waits because only larger cards are free gets no event.
+        The MiB of a whole card are unknown before the card is chosen, so the MiB of the smallest card are used. A pod
+        that waits because only larger cards are free gets no event.
         """
         requested_classes = {container.resource_class for container in request.containers} - {""}
         full_entries: list[tuple[tuple[bool, bool], FullEntry]] = []

@@ -15,19 +15,18 @@ The life of a row::
 Not drawn: BINDING returns to WAITING if nothing was posted and the gang's plan still exists; ACCEPTED and UNCONFIRMED
 may end by a read of the pod; ORPHANED ends when the watch shows the pod again. If etcd was restored from a backup, the
 watch may show a bound or deleted pod as pending again. Then its row is UNCONFIRMED until a read of the pod, as after a
-lost response. Until then the pod's cards count, and no Binding is posted for the pod; afterwards the reports of its
-node count.
+lost response. Until that read the pod keeps its cards, and no Binding is posted for it; after the read only the reports
+of its node decide about its cards.
 
 Watch events come at any time: if the watch shows a pod as bound, its row becomes BOUND from any phase, and the order of
-events does not matter. A posted row (BINDING, UNCONFIRMED, ACCEPTED) is ended only by its own thread, by a consistent
-read, or by a watch event, because its Binding may still bind the pod (rule 1 of docs/architecture.md). A row in
-TERMINATING ends when its node, which had reported the share, no longer reports it.
+events does not matter. A row whose Binding was posted (BINDING, UNCONFIRMED, ACCEPTED) is ended only by its own thread,
+by a consistent read, or by a watch event, because the Binding may still bind the pod (rule 1 of docs/architecture.md).
+A row in TERMINATING ends when its node, which had reported the share, no longer reports it.
 
-A node's report is accepted for pods that were bound to that node. Shares of other pods in the report count on the
-node's cards, but in no quota (`unknown_holding`): the report may be right, since the extender does not know pods that
+A node's report is accepted for pods that were bound to that node. Shares of other pods in the report use capacity of
+the node's cards, but no quota (`unknown_holding`). The report may be right, since the extender does not know pods that
 were deleted while no extender ran. A report never changes shares on other nodes. If the pod has a known share of a
-card, on this node or under the node's former name, a report adds only the amount beyond that share
-(docs/design/0031).
+card, on this node or under the node's former name, a report adds only the amount beyond that share (docs/design/0031).
 
 In addition to its row a pod may have a nomination: cards that become free because other pods are evicted
 (`nominations`). The nomination ends with the pod, too.
@@ -127,9 +126,9 @@ class Reservation:
 
     since: when the row entered its phase.
     holding: the cards and devices; None for a pod that requests no cards or devices.
-    load: the pod's cpu and memory, if this row counts them until the watch shows the pod bound.
+    load: the pod's cpu and memory, if this row adds them to the node's totals until the watch shows the pod bound.
     epoch: the leader epoch in which the Binding was first posted.
-    gang: "namespace/name" of the gang whose plan has the row, also after the Binding is posted; "" for no gang.
+    gang: "namespace/name" of the gang whose plan includes the row, also after the Binding is posted; "" for no gang.
     deleted: whether the pod was deleted while a thread was posting.
     failed_lookups: the number of failed look-ups so far.
     next_lookup: the earliest time of the next look-up.
@@ -161,8 +160,8 @@ class Reservation:
 class Assumed:
     """The Binding to post.
 
-    unconfirmed: an earlier call may have posted the Binding already, and that Binding may still bind the pod.
-    env_access: the node gives cards by environment variables only, without CDI.
+    unconfirmed: whether an earlier call may have posted the Binding already, and that Binding may still bind the pod.
+    env_access: whether the node gives cards by environment variables only, without CDI.
     """
 
     assignment: Assignment | None
@@ -184,11 +183,11 @@ class Timeouts:
     """Timeouts in seconds.
 
     reservation: how long a plan may wait for its bind call.
-    terminating: how long the share of a deleted pod counts without a report of its node.
-    confirmation: how long after a post the watch must show the pod bound; then the pod is looked up. Longer than the
-        API server may work on one request.
-    restored: how long the cards of a pod still count after etcd was restored and the pod is pending again. Longer than
-        the pod's node may need to notice this and to report the pod's containers: the longest pause of a watch, its
+    terminating: how long a deleted pod keeps its cards without a report of its node.
+    confirmation: within what time after a post the watch must show the pod bound; after that the pod is looked up. It
+        is longer than the API server may work on one request.
+    restored: how long a pod keeps its cards after etcd was restored and the pod is pending again. It is longer than the
+        pod's node may need to notice this and to report the pod's containers: the longest pause of a watch, its
         silence, and one pass.
     """
 
@@ -209,7 +208,7 @@ class Reservations:
     """The table, by pod UID.
 
     reports: the reports of nodes.
-    capacity: follows each change of the table.
+    capacity: is updated at each change of the table.
     """
 
     def __init__(self, reports: Inventory, capacity: Capacity, timeouts: Timeouts, clock: Clock) -> None:
@@ -246,7 +245,7 @@ class Reservations:
         return {uid: row.node for uid, row in rows.items()}
 
     def holding(self, uid: str) -> Holding | None:
-        """The cards and devices that count for the pod, also after the pod was deleted."""
+        """The cards and devices that the pod uses or has reserved, also after the pod was deleted."""
         row = self._rows.get(uid)
         if row is None or row.holding is None:
             return None
@@ -259,8 +258,8 @@ class Reservations:
     def unknown_holding(self, report: ShareReport) -> Holding | None:
         """The holding that a node's report adds to the node's cards; None if the report adds nothing.
 
-        Leaves out the pod's known shares of these cards, under this or another name of the node. The rest belongs to a
-        former binding of the pod, whose containers still run (etcd was restored from a backup).
+        Leaves out the pod's known shares of these cards, under this or another name of the node. The remaining shares
+        belong to a former binding of the pod, whose containers still run (etcd was restored from a backup).
         """
         known_holding = self.holding(report.uid)
         if known_holding is not None and known_holding.node == report.node and known_holding.assignment.is_gpushare:
@@ -285,14 +284,14 @@ class Reservations:
         return row is not None and row.phase is Phase.BOUND and row.node == node
 
     def known_binding(self, uid: str) -> KnownBinding | None:
-        """The node and cards to which the pod is or may be bound already; None if there is no such Binding."""
+        """The node and cards to which the pod is or may be bound; None if no Binding can have bound it."""
         row = self._rows.get(uid)
         if row is None or row.phase in PLANS or row.phase is Phase.ORPHANED:
             return None
         return KnownBinding(node=row.node, assignment=row.assignment, phase=row.phase)
 
     def pending_bindings(self) -> set[str]:
-        """The UIDs of pods that one of our Bindings may still bind."""
+        """The UIDs of the pods that a Binding of this extender may still bind."""
         return {*self._by_phase[Phase.BINDING], *self._by_phase[Phase.UNCONFIRMED]}
 
     def reservation_counts(self) -> dict[str, int]:
@@ -310,7 +309,7 @@ class Reservations:
             if phase is not Phase.BOUND:
                 counts.update(holding.phase_name for uid in rows if (holding := self.holding(uid)) is not None)
         unknown_holders = 0  # counted without `unknown_holding`, which would be slow for tens of thousands of pods
-        for uid, nodes in self._reports.reported_nodes().items():
+        for uid, nodes in self._reports.reported_nodes_by_uid().items():
             row = self._rows.get(uid)
             if row is None or row.holding is None:
                 unknown_holders += len(nodes)
@@ -335,7 +334,7 @@ class Reservations:
         gang: str = "",
         peer_key: str | None = None,
     ) -> None:
-        """Set the pod's plan, in place of an earlier plan. If the node is the same, the earlier `load` still counts."""
+        """Set the pod's plan, in place of an earlier plan. If the node is the same, the earlier `load` is kept."""
         row_before = self._rows.get(pod.uid)
         if load is None and row_before is not None and row_before.node == node:
             load = row_before.load
@@ -383,9 +382,9 @@ class Reservations:
 
     @contextmanager
     def restore_plans_on_error(self, uids: Sequence[str]) -> Iterator[None]:
-        """Context manager: after an unexpected error inside, the plans of these pods are as they were before.
+        """Context manager: after an unexpected error inside, the plans of these pods are restored.
 
-        With a part of its plan a gang would hold cards until the plan expires, and could never be bound.
+        With only a part of its plan, a gang would hold cards until the plan expires, and could not be bound.
         """
         # Copies, since rows change.
         rows_before = [copy(row) for uid in uids if (row := self._rows.get(uid)) is not None]
@@ -399,9 +398,10 @@ class Reservations:
             raise
 
     def record_binding_outcome(self, uid: str, phase: Phase | None) -> None:
-        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound the pod.
+        """Record how the posting of the Binding ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound
+        the pod.
 
-        After None a pod in the plan of its gang is WAITING again.
+        After None, a pod in the plan of its gang is WAITING again.
         """
         row = self._rows.get(uid)
         if row is None or row.phase is not Phase.BINDING:
@@ -421,7 +421,7 @@ class Reservations:
         """Record that the watch shows the pod on its node. No further Binding of ours can bind it.
 
         A pod without an assignment requests no card, or another program has bound it. If the pod is on the node that
-        this extender had chosen, its annotations may be unreadable: then the known cards continue to count.
+        this extender had chosen, its annotations may be unreadable; then it keeps the known cards.
         """
         self._drop_nomination(pod.uid, pod.node, pod.assignment)
         row_before = self._rows.get(pod.uid)
@@ -441,11 +441,11 @@ class Reservations:
             )
 
     def mark_unbound(self, uid: str) -> None:
-        """Record that the watch shows the pod without a node. If the pod was bound or deleted before, etcd was restored
-        from a backup.
+        """Record that the watch shows the pod without a node.
 
-        Then the pod's row ends by a look-up, after `Timeouts.restored`. By that time no Binding is in progress any
-        more, and the node has reported the cards that the pod's containers still use. Until then no Binding is posted.
+        If the pod was bound or deleted before, etcd was restored from a backup. Then a look-up ends the pod's row,
+        after `Timeouts.restored`. By that time no Binding is in progress any more, and the node has reported the cards
+        that the pod's containers still use. Until then no Binding is posted.
         """
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.BOUND, Phase.TERMINATING):
@@ -479,7 +479,9 @@ class Reservations:
             self._drop_row(row)
 
     def restore_terminating(self, report: ShareReport) -> None:
-        """Restore the shares of a deleted pod, which a former leader has recorded. This extender never saw the pod."""
+        """Restore the recorded shares of a deleted pod. A former leader recorded them; this extender never saw the
+        pod.
+        """
         row = self._rows.get(report.uid)
         recorded = self._reports.recorded_holding(*report)
         if recorded is not None and (row is None or row.phase in (Phase.TERMINATING, Phase.ORPHANED)):
@@ -487,7 +489,7 @@ class Reservations:
             self._mark_terminating(Reservation(ref, recorded.node, Phase.TERMINATING, self._clock.now(), recorded))
 
     def sync_reports(self, reports: Collection[ShareReport]) -> None:
-        """Update the ledger for the pods of these reports. A UID that only a node reports never counts as a pod."""
+        """Update the ledger for the pods of these reports. A UID that only a node reports is never treated as a pod."""
         for report in reports:
             is_known = report.uid in self._rows
             if is_known:
@@ -500,8 +502,9 @@ class Reservations:
     # Look-ups.
 
     def overdue_pods(self) -> list[PodRef]:
-        """The pods to look up, because no event has confirmed their Bindings in time. Pods whose look-up failed most
-        recently come last.
+        """The pods to look up, because no event has confirmed their Bindings in time.
+
+        Pods whose look-up failed most recently come last.
         """
         now = self._clock.now()
         due_pods = [
@@ -529,7 +532,7 @@ class Reservations:
         return True
 
     def on_lookup_failed(self, uid: str) -> None:
-        """Record that the look-up of a pod from `overdue_pods` failed: it is repeated later, after the other pods."""
+        """Record that the look-up of a pod from `overdue_pods` failed. It is repeated later, after the other pods."""
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED):
             row.next_lookup = self._clock.now() + 2.0 ** min(row.failed_lookups, _MAX_DOUBLINGS)
@@ -544,7 +547,7 @@ class Reservations:
             self._drop_row(row)
 
     def expire(self) -> Expired:
-        """End expired plans of single pods, unreported shares of deleted pods, and nominations.
+        """End expired plans of single pods, expired nominations, and unreported shares of deleted pods.
 
         Plans of gangs end with their gangs.
         """
@@ -588,14 +591,14 @@ class Reservations:
         return self._reports.is_reported(holding.uid, holding.node)
 
     def _mark_terminating(self, row: Reservation) -> None:
-        """Set the row to TERMINATING. This frees no card: the pod's holding continues to count."""
+        """Set the row to TERMINATING. This frees no card: the pod keeps its holding."""
         if row.holding is None:
             self._drop_row(row)  # the pod held no card that its containers could still use
         else:
             self._set_row(Reservation(row.pod, row.node, Phase.TERMINATING, self._clock.now(), row.holding))
 
     def _set_row(self, row: Reservation) -> None:
-        """Set the row in place of the pod's earlier one."""
+        """Set the row, in place of the pod's earlier row."""
         row_before = self._rows.get(row.pod.uid)
         _check_transition(row.pod, row_before.phase if row_before is not None else None, row.phase)
         if row_before is not None:
@@ -638,7 +641,7 @@ class Reservations:
         self._capacity.set_planned_pod(
             uid, PlacedPod(row.node, row.load) if row is not None and row.load is not None else None
         )
-        for report in (ShareReport(uid, node) for node in self._reports.reported_nodes().get(uid, ())):
+        for report in (ShareReport(uid, node) for node in self._reports.reported_nodes_by_uid().get(uid, ())):
             self._capacity.set_holding(
                 unknown_holder_key(report), self.unknown_holding(report), seen_by_scheduler=seen_by_scheduler
             )
@@ -648,9 +651,9 @@ class Reservations:
 
         node, assignment: the pod's binding. If the pod got the nominated cards, no capacity is freed.
 
-        kube-scheduler sees the change on another node that ends a nomination, but it may have tried pods again before
-        the nomination ended here. It sees neither that other cards of a node become free nor that a nomination by the
-        extender ends.
+        kube-scheduler itself sees why a nomination for another node ends: the pod was bound elsewhere, or is gone. But
+        kube-scheduler may have tried pods again before the nomination ended here. kube-scheduler sees neither that
+        other cards of a node become free, nor that a nomination by the extender ends.
         """
         nomination = self.nominations.remove(uid)
         if nomination is None:

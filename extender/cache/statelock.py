@@ -39,5 +39,5 @@ class StateLock:
         self._lock.release()
 
     def held_seconds(self) -> float:
-        """For how many seconds a thread has held the lock; 0 while it is free. Never waits."""
+        """For how many seconds the present holder has held the lock; 0 while it is free. Never waits."""
         return max(0.0, self._clock.now() - self._held_since)

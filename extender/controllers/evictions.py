@@ -1,8 +1,8 @@
 """Evicts victims for pods that lack only cards. For such pods kube-scheduler finds no victims, because it compares node
 totals (`preemption.preemption`).
 
-The Eviction API is used, so that PodDisruptionBudgets hold. A dry run tries all victims first; if the eviction of one
-victim is not allowed, no victim is evicted. Only the leader evicts, for one pod at a time and not too often.
+The Eviction API is used, so that PodDisruptionBudgets are respected. A dry run tries all victims first; if the eviction
+of one victim is not allowed, no victim is evicted. Only the leader evicts, for one pod at a time and not too often.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,9 @@ class Evictions:
         self._retry_deferred(now)
 
     def _retry_deferred(self, now: float) -> None:
-        """Retry the victims that could not be evicted yet: without their eviction the others would be in vain."""
+        """Retry the victims that could not be evicted yet. If they are not evicted, the other evictions were in
+        vain.
+        """
         deferred, self._deferred = self._deferred, []
         for eviction, victim, at, tries in deferred:
             if at > now:

@@ -1,8 +1,8 @@
-"""Metrics of the cards' memory in MiB, of the cluster and by class: total, used, free, and the fragmented part of the
-free memory.
+"""Metrics of the cards' memory in MiB, of the whole cluster and of each class: total, used, free, and the fragmented
+part of the free memory.
 
-A thread counts the memory, but only while a client scrapes; a scrape returns the latest counts. There are no metrics by
-node or card, since there may be 40,000 cards: `cardwise nodes` shows them.
+A thread computes the metrics, but only while a client scrapes; a scrape returns the latest values. There are no metrics
+of each node or card, since there may be 40,000 cards: `cardwise nodes` shows their memory.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,9 @@ class FragMetrics(Collector):
         self._metrics: tuple[Metric, ...] = ()
 
     def describe(self) -> Iterator[Metric]:
-        """Describe no metrics. Without this method the registry would call `collect` to find out."""
+        """Describe no metrics. Without this method the registry would call `collect` to learn which metrics there
+        are.
+        """
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -52,7 +54,9 @@ class FragMetrics(Collector):
         yield from self._metrics
 
     def step(self) -> None:
-        """Count again, every `_EVERY` seconds, unless the last scrape is `_SCRAPE_SECONDS` seconds ago."""
+        """Compute the metrics every `_EVERY` seconds, unless the last scrape was more than `_SCRAPE_SECONDS` seconds
+        ago.
+        """
         now = self._clock.now()
         if now >= self._scraped + _SCRAPE_SECONDS or now < self._counted_at + _EVERY:
             return
@@ -68,7 +72,7 @@ class FragMetrics(Collector):
         self._counted_at = self._clock.now()
 
     def _update_changed(self, fragments: "Fragments") -> ClusterView:
-        """Count the changed nodes again. Returns the snapshot on which they were counted."""
+        """Compute the fragmentation of the changed nodes again. Returns the snapshot on which it was computed."""
         with self._state.view():
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
@@ -80,7 +84,9 @@ class FragMetrics(Collector):
         return cluster
 
     def _learn_requests(self, fragments: "Fragments", ledger: Ledger, now: float) -> None:
-        """Read the requests of arriving pods; if no policy counts them, the requests of pods that hold cards now."""
+        """Read the requests of arriving pods. If no policy records arriving pods, read the requests of pods that hold
+        cards now.
+        """
         from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
         changes = ledger.kinds.changes
@@ -116,6 +122,6 @@ class FragMetrics(Collector):
         yield in_all
         yield GaugeMetricFamily(
             "cardwise_workload_learned",
-            "1 if fragmentation is measured by the pods that were created, 0 if by the pods that hold GPUs now.",
+            "1 if fragmentation is computed for the workload of created pods, 0 if for the pods that hold GPUs now.",
             value=float(self._is_learned),
         )

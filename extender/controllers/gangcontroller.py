@@ -1,4 +1,4 @@
-"""The timed work of gangs: removes gates, cancels permits, plans waiting gangs, evicts gangs that are bound in part.
+"""The periodic work of gangs: removes gates, cancels permits, plans waiting gangs, evicts gangs that are bound in part.
 
 The state decides which writes are due, and this controller of the leader makes several of them in parallel. The
 controller has its own thread, because the look-ups in the thread of `loops` are slow.
@@ -43,7 +43,7 @@ _FOREIGN: Final[Mapping[ForeignPodGroup, str]] = {
 
 
 class GangController:
-    """Carries out what `Gangs.step` returns. All methods belong to one thread.
+    """Makes the writes that `Gangs.step` returns. All methods belong to one thread.
 
     active: returns whether this extender leads and all lists are complete.
     """
@@ -72,7 +72,7 @@ class GangController:
         self._stopping = False
 
     def step(self) -> None:
-        """Read foreign PodGroups, do the timed work of the gangs and begin the writes that are due, and plan gangs."""
+        """Read foreign PodGroups, do the periodic work of the gangs, begin the due writes, and plan gangs."""
         if not self._active():
             return
         self._read_foreign_groups()
@@ -90,14 +90,14 @@ class GangController:
     def _submit_writes(
         self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], retry_seconds: float
     ) -> None:
-        """Begin the writes that are due. Within a namespace the writes to the oldest members come first.
+        """Begin the due writes. Within a namespace the writes to the oldest members come first.
 
         kind: "evict" or "free".
         retry_seconds: the minimum seconds between two writes to the same pod.
 
         A tenant can have gangs of thousands of pods, and can make each write to these pods take seconds
-        (`metadata.managedFields`). So the time of the threads is shared equally by namespaces, and within a namespace
-        by kinds of writes. A step, which also plans gangs, never waits for a write.
+        (`metadata.managedFields`). So the time of the threads is shared equally among namespaces, and within a
+        namespace among kinds of writes. A step also plans gangs, so it never waits for a write.
         """
         now = self._clock.now()
         if len(self._not_before) > _REMEMBERED:
@@ -157,10 +157,10 @@ class GangController:
         self._events.record(pod_object, reason, text, "Warning")
 
     def _read_foreign_groups(self) -> None:
-        """Read the PodGroups of other API groups that gangs name. There is no watch of these PodGroups, since the
-        cluster may not have their CustomResourceDefinitions.
+        """Read the PodGroups of other API groups that gangs name.
 
-        Namespaces take turns; in each the PodGroup whose last read is oldest comes first.
+        These PodGroups are not watched, since the cluster may not have their CustomResourceDefinitions. Namespaces take
+        turns; in each turn, the PodGroup with the oldest read is read.
         """
         began = self._clock.now()
         foreign_groups = set(self._state.gangs.foreign_groups())

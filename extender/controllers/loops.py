@@ -1,8 +1,8 @@
 """The background threads of the extender: they expire reservations, look up Bindings without a response, requeue pods
 and write statuses.
 
-The state and the controllers decide which work is due. Writes to objects of other owners have separate threads, so that
-a slow write does not delay the expiry of plans.
+The state and the controllers decide which work is due. Writes to objects of other owners are made in separate threads,
+so that a slow write does not delay the expiry of plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,10 +49,10 @@ FAILURES = Counter(
 class Loops:
     """The threads. Start them in the process that serves.
 
-    There is one thread for each controller or writer in the arguments, and one each for `step` and `requeue_pods`; a
-    thread repeats its steps. PodGroups have their own thread, since a tenant can make writes to them slow. Preemption
-    has its own thread, too: the victims of a big gang need hundreds of calls, and these must not delay the work for
-    pods on overcommitted cards or without a card.
+    There is one thread for each argument with steps, one for `step` and one for `requeue_pods`. Each thread repeats its
+    steps. PodGroups have their own thread, since a tenant can make writes to PodGroups slow. Preemption has its own
+    thread, too: the victims of a big gang need hundreds of calls, and these calls must not delay the work for pods on
+    overcommitted cards or without a card.
     """
 
     def __init__(
@@ -123,16 +123,18 @@ class Loops:
             _log.warning("this process was paused; requeueing pending pods")
             with self._state.queue() as queue:
                 queue.requeue_all_refused_elsewhere()
-        due_pods = self._state.expire_reservations()
-        binder.confirm_bindings(due_pods, self._fence, self._state, self._leadership, clock=self._clock)
+        self._state.expire_reservations()
+        binder.confirm_bindings(
+            self._state.overdue_bindings(), self._fence, self._state, self._leadership, clock=self._clock
+        )
         self._idle_since = self._clock.now()
 
     def requeue_pods(self) -> None:
-        """Annotate the node that is due, so that kube-scheduler tries the pending pods again.
+        """Annotate the node from `State.next_requeue_node`, so that kube-scheduler tries the pending pods again.
 
-        If the write fails, other nodes are tried at once: the annotations of a node may be at the API's limit, or a
-        Node may be so large that the write takes long. After an error of the API server itself, the next node is tried
-        after a pause.
+        If the write fails because of the node, other nodes are tried at once: a node's annotations may be at the API's
+        limit, or a Node object may be so large that the write takes long. After an error of the API server itself, the
+        next node is tried after a pause.
         """
         began = self._clock.now()
         if began < self._requeue_not_before:

@@ -1,4 +1,4 @@
-"""Writes the nodes that `nomination.nominator` has chosen into the statuses of pods, and removes them again.
+"""Writes nominated nodes into the statuses of pods, and removes them later. `nomination.nominator` chooses the nodes.
 
 One thread chooses the nodes, several threads write. A late write does no harm: it names the pod's resourceVersion, so
 it never replaces a node that kube-scheduler has nominated in the meantime.
@@ -59,7 +59,7 @@ class NominationWriter:
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
-        """Nominate the next pods, write their nodes, and remove nominated nodes where nothing is reserved."""
+        """Nominate the next pods, write their nodes, and remove nominated nodes whose reservations have ended."""
         if self._clock.now() < self._not_before or not self._active():
             return
         now = self._clock.now()
@@ -74,7 +74,7 @@ class NominationWriter:
                 return
             has_more, nominee = self._nominator.nominate_next(resting)
             if nominee is not None:
-                self._write_rate.count_write()
+                self._write_rate.record_write()
                 self._thread_pool().submit(_log_errors, self.write_nomination, nominee)
             if not has_more:
                 return
@@ -103,8 +103,8 @@ class NominationWriter:
     def remove_nomination(self, nominee: Nominee) -> None:
         """Remove the node from the pod's status, if the extender wrote the node and the pod is not bound.
 
-        kube-scheduler counts a nominated pod as if it were on the node. If the pod may not preempt, kube-scheduler
-        never removes its nomination, so the pod would block capacity of the node for as long as it is pending.
+        kube-scheduler treats a nominated pod as if it were on the node. If the pod may not preempt, kube-scheduler
+        never removes its nomination. Then the pod would block capacity of the node as long as it is pending.
         """
         if self._is_slow(nominee.pod.namespace):
             self._nominator.restore_stale(nominee)
@@ -125,8 +125,9 @@ class NominationWriter:
             self._pause_namespace("failed to remove a nominated node", nominee.pod, error)
 
     def _write_node(self, pod: PodRef, version: str, node: str | None) -> None:
-        """Write the node into the pod's status (None: remove it) if the pod has this resourceVersion. Raises
-        KubeError.
+        """Write the node into the pod's status, or remove it (None), if the pod has this resourceVersion.
+
+        Raises KubeError.
         """
         change = {
             "metadata": {"uid": pod.uid, "resourceVersion": version},
@@ -174,7 +175,7 @@ def _log_errors(do: Callable[[Nominee], None], nominee: Nominee) -> None:
 
 
 def _is_ours(pod: Mapping[str, Any], node: str) -> bool:
-    """Whether an extender has written this node into the pod's status, by `metadata.managedFields`."""
+    """Whether an extender has written this node into the pod's status, according to `metadata.managedFields`."""
     if (pod.get("status") or {}).get("nominatedNodeName") != node:
         return False
     return any(

@@ -2,8 +2,8 @@
 
 Two Bindings of the extender never cause this (docs/design/0011-fencing.md). The causes are a Binding of another
 program, a wrong clock, or a manual change. The node starts no pod beyond the card's capacity, so the later pod would
-wait there for ever. Pods that were bound to the node under its former name count, too. But such pods are not evicted:
-otherwise an attacker who controls a node could have the pods of another node evicted by false reports.
+wait there for ever. Pods that were bound to the node under its former name hold memory too, but are not evicted.
+Otherwise an attacker who controls a node could have the pods of another node evicted by false reports.
 
 The state suspects a node as soon as the watch shows both pods. `_SETTLE_SECONDS` later the pods are read again, since
 the node marks a pod as started only a moment after its start. The eviction names the pod's resourceVersion.
@@ -34,7 +34,7 @@ _SETTLE_SECONDS = 3.0  # seconds from the suspicion of a node to its check
 
 
 class _Holder(NamedTuple):
-    """A bound pod as read from the API server. `since`: when the pod was bound, to compare with other pods."""
+    """A bound pod as read from the API server. `since`: when the pod was bound, for comparison with other pods."""
 
     pod: PodRef
     version: str
@@ -92,20 +92,21 @@ class OvercommitController:
         self._check_times[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next_delay(at_least)
 
     def _check_node(self, node: str) -> None:
-        sizes, uuid_of, pods = self._state.overcommit_details(node)
-        if not sizes:
+        overcommitted = self._state.overcommit_details(node)
+        uuid_of = overcommitted.uuid_by_index
+        if not overcommitted.capacity_by_uuid:
             return  # a pod was deleted already
         pods_read = [
             self._read_holder(pod, bound_to, uuid_of if bound_to == node else {}, bound_here=bound_to == node)
-            for pod, bound_to in pods
+            for pod, bound_to in overcommitted.pods
         ]
         holders = [holder for holder in pods_read if holder is not None]
-        for uuid, size in sizes.items():
+        for uuid, capacity in overcommitted.capacity_by_uuid.items():
             # A pod that is being deleted before it started will not use the card.
             card_holders = [
                 holder for holder in holders if uuid in holder.amounts and (holder.started or not holder.terminating)
             ]
-            too_much = sum(holder.amounts[uuid] for holder in card_holders) - size
+            too_much = sum(holder.amounts[uuid] for holder in card_holders) - capacity
             victims = [holder for holder in card_holders if holder.bound_here and not holder.started]
             for victim in sorted(victims, key=lambda holder: holder.since)[::-1]:
                 if too_much <= 0:
@@ -134,14 +135,16 @@ class OvercommitController:
             pod,
             metadata["resourceVersion"],
             (_bound_at(manifest), _parse_nanoseconds(annotations.get(names.ASSUME_TIME))),
-            _held_amounts(assigned, uuid_of),
+            _amounts_by_uuid(assigned, uuid_of),
             annotations.get(names.ASSIGNED) == "true" or _has_started(manifest),
             bool(metadata.get("deletionTimestamp")),
             bound_here,
         )
 
     def _evict(self, victim: _Holder, node: str, uuid: str) -> None:
-        """Evict the pod. Raises KubeError; Conflict if the pod has changed since it was read, since it may run now."""
+        """Evict the pod. Raises KubeError. This is Conflict if the pod has changed since it was read: it may run
+        now.
+        """
         pod = victim.pod
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid, version=victim.version)
@@ -152,7 +155,7 @@ class OvercommitController:
         self._events.record(pod.about, "GPUOvercommitted", text, "Warning")
 
 
-def _held_amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
+def _amounts_by_uuid(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
     amounts = {device.uuid: 1 for device in assigned.device_shares()}
     for share in assigned.shares():
         if uuid := share.resolve_uuid(uuid_of):
@@ -161,12 +164,12 @@ def _held_amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str,
 
 
 def _parse_nanoseconds(text: str | None) -> int:
-    """The nanoseconds in the annotation, or 0. Only used to order two pods that were bound in the same second."""
+    """The nanoseconds in the annotation, or 0. They only order two pods that were bound in the same second."""
     return int(text) if text and text.isdecimal() and len(text) < _DIGITS else 0
 
 
 def _bound_at(pod: Json) -> str:
-    """When the pod was bound, to the second, by the API server's clock; sorts first if unknown."""
+    """When the pod was bound, in whole seconds of the API server's clock; a text that sorts first if unknown."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     times = (condition.get("lastTransitionTime") for condition in conditions if condition["type"] == "PodScheduled")
     return str(next(times, None) or _BEFORE_ALL_TIMES)

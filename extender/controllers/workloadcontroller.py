@@ -62,7 +62,7 @@ class WorkloadController:
         self._save_at = float("-inf")  # the earliest time of the next save without a newly learned workload
 
     def step(self) -> None:
-        """Publish the settings, and if a scored policy is requested: restore, learn and save the workload, and compute
+        """Publish the settings. If a scored policy is requested, also restore, learn and save the workload, and compute
         scores.
         """
         leads = self._leads()
@@ -107,7 +107,7 @@ class WorkloadController:
     def _publish_if_needed(self, *, leads: bool) -> None:
         """Publish the settings when this extender begins to lead, and again if they were removed or changed since.
 
-        After a failure only the 2nd, 4th, 8th call and so on tries again.
+        After a failure, only the 2nd, 4th, 8th further call and so on tries again.
         """
         if self._clock.now() >= self._compare_at:
             self._published = False
@@ -120,7 +120,7 @@ class WorkloadController:
             self._compare_at = self._clock.now() + _COMPARE_SECONDS if self._published else float("inf")
 
     def _publish_settings(self) -> bool:
-        """Write the settings. Returns whether the ConfigMap has them now."""
+        """Write the settings. Returns whether the ConfigMap now has these settings."""
         try:
             document = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
             saved_data = document.get("data") or {}

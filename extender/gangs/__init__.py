@@ -13,5 +13,5 @@ and permits for waiting binds. `cardwise.core.gangs` computes the phase of a gan
     gangviews    progress of gangs, for PodGroups, events and metrics
     podgroups    PodGroups: the settings in their specs, and the statuses to write
 
-Not here: `cache.gangcards` hides reserved cards from later pods; `binding.permit` is where members wait in bind.
+In other packages: `cache.gangcards` hides reserved cards from later pods; members wait in bind in `binding.permit`.
 """

@@ -2,8 +2,8 @@
 
 Each member of a gang, except the last, waits in a thread of the extender. One tenant could occupy all threads with
 gangs whose last member never comes. So a namespace that recently got threads must let other namespaces go first. While
-another namespace is short of threads, a gang waits no longer than `GangPatience.permit`, even if its PodGroup sets a
-longer time.
+another namespace is short of threads, the members of a gang wait no longer than `GangPatience.permit`, even if its
+PodGroup sets a longer time.
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ class BindThreadAdmission:
         self._short: dict[str, tuple[str, float]] = {}  # by gang: its namespace, and when it was last refused threads
 
     def refusal_reason(self, gang: Gang, occupied: int, now: float) -> str | None:
-        """Why the gang's members may not wait in bind now; None if they may.
+        """Why the gang's members may not wait in bind now; None if they may wait.
 
         occupied: the number of threads in which members of other gangs wait or may wait.
         """

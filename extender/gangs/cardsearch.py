@@ -1,16 +1,16 @@
-"""The search for the cards to reserve for a gang: the cards on which least memory must be freed for all its members.
+"""Searches the cards to reserve for a gang: the cards on which the least memory must be freed for all its members.
 
 Theory of operation. The search plans the gang on a copy of the cluster that has only some of the cards. In the copy
-only the gang itself holds shares of these cards, and the cpu and memory of the other pods on these cards count as free.
+only the gang itself holds shares of these cards, and the cpu and memory of the other pods on these cards are free.
 Cards are added in order, the cards with the least memory in use first, until the gang fits. So the copy has few cards
 that the gang does not need. Cards on which nothing was freed for long (`GangWithOffers.given_up`) come last. Cards that
 the gang can never use are left out: too small, of another class, unhealthy, cordoned, or on nodes that kube-scheduler
 does not offer.
 
 Example: two members request 40 GiB each. A node has four cards of 64 GiB with 10, 50, 30 and 60 GiB in use. With card
-0, the copy has capacity for 1 member. With card 2, the next in order, it has capacity for both, and the gang is planned
-on cards 0 and 2: 6 GiB must be freed on card 2. If card 2 was given up, card 1 comes before it, and the gang is planned
-on cards 0 and 1: 26 GiB must be freed.
+0, the copy has capacity for 1 member. With card 2, the next in order, the copy has capacity for both, and the gang is
+planned on cards 0 and 2: 6 GiB must be freed on card 2. If card 2 was given up, card 1 comes before it, and the gang is
+planned on cards 0 and 1: 26 GiB must be freed.
 
 The search runs on a snapshot, without the lock. The cluster may change meanwhile. So the result is good enough for a
 reservation, but must not be used as a plan.
@@ -39,8 +39,8 @@ _Entry = tuple[int, int, str, tuple[int, ...]]
 
 
 def no_place_text(member: Member) -> str:
-    """The text that says for which member a plan failed."""
-    return f"no node has capacity for {member.name} beside the other members"
+    """The text that names the member for which a plan failed."""
+    return f"no node has capacity for {member.name} in addition to the other members"
 
 
 class GangWithOffers(NamedTuple):
@@ -60,8 +60,9 @@ class GangWithOffers(NamedTuple):
 
 
 class CardsFound(NamedTuple):
-    """The result of a search. `problem`: why the gang could not run even if all pods that hold its cards ended; ""
-    if it could.
+    """The result of a search.
+
+    problem: why the gang could not run even if all pods that hold its cards ended; "" if it could run then.
     """
 
     outcome: Planned | Unplanned
@@ -69,7 +70,7 @@ class CardsFound(NamedTuple):
 
 
 def search_cards(snapshot: ClusterView, gang: GangWithOffers, policy: str, pace: Pace) -> CardsFound:
-    """The plan of the gang on the cards on which least memory must be freed.
+    """The plan of the gang on the cards on which the least memory must be freed.
 
     policy: the placement policy of pods that name none.
     pace: called in all loops.
@@ -88,7 +89,7 @@ class _CardSearch:
         self._ledger = snapshot.ledger
         self._pace = pace
         self._copy = snapshot.ledger.empty_copy()
-        self._free = _Freed(snapshot.loads)
+        self._free = _FreeLoadsWithoutPods(snapshot.loads)
         self._capacities = Capacities(self._copy, self._free)
         allowed = snapshot.ledger.kinds.allowed
         shaped = {member.shape: member.request for member in gang.members if member.request is not None}
@@ -122,7 +123,7 @@ class _CardSearch:
                 self._pace()
                 self._add_entry(entry)
             is_complete, count = count + due > len(entries), min(count + due, len(entries))
-            short = self._find_lacking_member()
+            short = self._find_unplaceable_member()
             if short is not None and is_complete:
                 return Unplanned(member=short)
             if short is not None:
@@ -193,10 +194,10 @@ class _CardSearch:
             elif holding.node == name and (
                 self._by_node or any(share.uuid in uuids for share in holding.assignment.shares())
             ):
-                self._free.give_back(name, holding.uid)
+                self._free.remove_pod(name, holding.uid)
 
-    def _find_lacking_member(self) -> Member | None:
-        """A member for whose shape the copy has too little capacity; None if there is none."""
+    def _find_unplaceable_member(self) -> Member | None:
+        """A member whose shape has more members than fit into the copy; None if there is no such shape."""
         for shape, members in shapes(self._gang.members).items():
             if self._capacities.count_pods(shape, self._pace) < len(members):
                 return members[-1]
@@ -215,8 +216,8 @@ class _CardSearch:
         return self._capacities.nodes(shape)
 
 
-class _Freed:
-    """The free cpu and memory of nodes, if some of their pods were gone."""
+class _FreeLoadsWithoutPods:
+    """The free cpu and memory of nodes as they would be without some of their pods."""
 
     generation = 0
 
@@ -225,8 +226,8 @@ class _Freed:
         self._removed: set[str] = set()
         self._returned: dict[str, Load] = {}
 
-    def give_back(self, node: str, uid: str) -> None:
-        """Count the pod as gone from the node."""
+    def remove_pod(self, node: str, uid: str) -> None:
+        """Treat the pod as gone from the node: its load is free."""
         if uid not in self._removed:
             self._removed.add(uid)
             self._returned[node] = self._returned.get(node, Load(0, 0, 0)).add(self._loads.load_of(uid))

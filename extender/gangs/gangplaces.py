@@ -30,7 +30,7 @@ from extender.cache.pacing import LOCKED_SECONDS, PlanningStopped, limit_work, p
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import no_place_text
-from extender.gangs.gangplanner import GangPlanner, PlannedGang
+from extender.gangs.gangplanner import GangPlanner, GangToPlan
 from extender.gangs.reservation import GangReservation
 from extender.nomination.nominator import Nominator
 from extender.records.podref import PodRef
@@ -54,7 +54,7 @@ class _Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """Which members of a gang are to be planned. The callables are called under the lock.
+    """A request to plan members of a gang. The callables are called under the lock.
 
     choose_members: returns the members to plan now; none if the gang must not be planned.
     on_reserved: called when nodes and cards of these members are reserved.
@@ -90,12 +90,12 @@ class _Task:
 
     former: the planner of an earlier plan; None if there is none.
     freed: how many times capacity was freed before the snapshot.
-    inputs, record: of the gang when the snapshot was taken.
+    inputs, record: the gang's plan inputs and record when the snapshot was taken.
     later: the reservations that the gang may overtake.
     closed_nodes: nodes that were closed since an earlier snapshot of the same plan.
     """
 
-    gang: PlannedGang
+    gang: GangToPlan
     members: Sequence[Member]
     snapshot: ClusterView
     former: _SnapshotPlanner | None
@@ -114,7 +114,7 @@ class _PlanWithOvertaken(NamedTuple):
 
 
 class GangPlaces:
-    """The offers and plans of all gangs. Except for the plans, the caller holds the lock.
+    """The offers and plans of all gangs. Unless a method plans gangs, its caller holds the lock.
 
     policy: the placement policy of pods that name none.
     """
@@ -170,7 +170,7 @@ class GangPlaces:
 
     def has_offers(self, gang: Gang) -> bool:
         """Whether kube-scheduler has offered nodes for a member, in a filter call."""
-        return bool(self._known_of(gang).offers)
+        return bool(self._record_of(gang).offers)
 
     def remove_gang(self, key: str) -> None:
         """Forget the gang: it is gone, or runs."""
@@ -195,15 +195,15 @@ class GangPlaces:
         return _Rows(self._reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
-        """Whether to plan the gang: not shortly after a failed plan, and not if nothing has changed since. The caller
-        holds the lock.
+        """Whether to plan the gang: not shortly after a failed plan, and not if nothing has changed since that plan.
+
+        The caller holds the lock.
         """
-        record = self._known_of(gang)
+        record = self._record_of(gang)
         return now >= record.not_before and record.tried != self._plan_inputs(gang, now)
 
     def try_plan(self, request: PlanRequest, pace: Pace) -> bool:
-        """Plan the members and reserve their nodes and cards, if they may fit. Returns whether the plan is reserved
-        now.
+        """Plan the members if they may fit, and reserve their nodes and cards. Returns whether these are reserved now.
 
         pace: called in all loops of the planner; see `gangplan.plan`.
         """
@@ -218,7 +218,9 @@ class GangPlaces:
         return outcome is _Outcome.DONE
 
     def record_error(self, gang: Gang) -> None:
-        """Record that an unexpected error ended a plan of the gang: it is planned again after `_ERROR_SECONDS`."""
+        """Record that an unexpected error ended a plan of the gang. The gang is planned again after
+        `_ERROR_SECONDS`.
+        """
         with self._lock:
             gang.reason = "an unexpected error ended its plan; it is tried again"
             if gang.key in self._known:
@@ -229,9 +231,9 @@ class GangPlaces:
         return self._place(request, pace)[0] is _Outcome.DONE
 
     def _place(self, request: PlanRequest, pace: Pace) -> tuple[_Outcome, _Task | None]:
-        """Plan the members, and replace what the plan reserves for them.
+        """Plan the members, and replace their reservations.
 
-        If a member does not fit, nothing changes. Returns also the last task; None if no members are to be planned.
+        If a member does not fit, nothing changes. Also returns the last task; None if no members are to be planned.
         """
         closed_nodes = frozenset[str]()
         for _ in range(_MAX_TRIES):
@@ -279,15 +281,15 @@ class GangPlaces:
             _LaterNomination(row.pod.uid, row.node, row.pod.namespace)
             for row in self._nominator.later_nominations(gang.priority, created)
         ]
-        planned_gang = self.planned_gang(gang, now)
-        return _Task(planned_gang, members, snapshot, former, freed, inputs, record, later, closed_nodes)
+        gang_to_plan = self.make_gang_to_plan(gang, now)
+        return _Task(gang_to_plan, members, snapshot, former, freed, inputs, record, later, closed_nodes)
 
     def _find_plan(self, task: _Task, pace: Pace) -> _PlanWithOvertaken:
         """Plan the members on the snapshot of the task."""
         if task.former is not None and task.former.snapshot is task.snapshot:
             planner = task.former.planner
         else:
-            nominated = self._nominated.on_snapshot(task.snapshot)
+            nominated = self._nominated.with_snapshot(task.snapshot)
             planner = (
                 task.former.planner.move_to(task.snapshot, nominated)
                 if task.former is not None
@@ -307,7 +309,7 @@ class GangPlaces:
     def _is_binding_known(self, gang: Gang, members: Iterable[Member]) -> bool:
         for member in members:
             if self._reservations.known_binding(member.uid) is not None:
-                gang.reason = f"an earlier Binding of {member.name} may still succeed; it is looked up first"
+                gang.reason = f"an earlier Binding of {member.name} may still succeed; its outcome is looked up first"
                 return True
         return False
 
@@ -366,7 +368,7 @@ class GangPlaces:
         return _Outcome.DONE
 
     def _reserve(self, gang: Gang, places: Iterable[PodPlace]) -> None:
-        """Reserve these places for members of the gang, instead of what their plans reserve."""
+        """Reserve these places for members of the gang, in place of the reservations of their earlier plans."""
         for place in places:
             self._reservations.release_plan(place.pod.uid)
         for place in places:
@@ -382,7 +384,7 @@ class GangPlaces:
             )
 
     def _closed_nodes(self, task: _Task, gang_plan: _PlanWithOvertaken) -> set[str]:
-        """The nodes of the plan that were open in the snapshot, and are not any more."""
+        """The nodes of the plan that were open in the snapshot, and are closed now."""
         if isinstance(gang_plan.outcome, Unplanned):
             return set()
         nodes = set(gang_plan.outcome.nodes.values())
@@ -397,12 +399,12 @@ class GangPlaces:
             gang.mark_refused(now)  # not if only members have changed: adding members must bring no reservation sooner
         record.tried = inputs
 
-    def planned_gang(self, gang: Gang, now: float) -> PlannedGang:
+    def make_gang_to_plan(self, gang: Gang, now: float) -> GangToPlan:
         """The data of the gang that a plan needs."""
-        offers, avoided = dict(self._known_of(gang).offers), frozenset(gang.avoided_pairs(now))
+        offers, avoided = dict(self._record_of(gang).offers), frozenset(gang.avoided_pairs(now))
         keys = {member.request.peer_key for member in gang.members.values() if member.request is not None}
         peer_nodes = {key: self._reservations.peer_nodes(key) for key in keys if key is not None}
-        return PlannedGang(
+        return GangToPlan(
             gang.namespace, gang.rank(), gang.priority, frozenset(gang.members), offers, avoided, peer_nodes
         )
 
@@ -421,11 +423,11 @@ class GangPlaces:
                 return f"the GPUs planned for {member.name} on node {node} are no longer available"
         return None
 
-    def _known_of(self, gang: Gang) -> "_GangRecord":
+    def _record_of(self, gang: Gang) -> "_GangRecord":
         return self._known.get(gang.key, _NOTHING)
 
     def _plan_inputs(self, gang: Gang, now: float) -> "_PlanInputs":
-        offers, avoided = self._known_of(gang).changes, tuple(gang.avoided_pairs(now))
+        offers, avoided = self._record_of(gang).changes, tuple(gang.avoided_pairs(now))
         return _PlanInputs(self._freed_count(), gang.changes, offers, avoided)
 
     def _freed_count(self) -> int:
@@ -433,7 +435,7 @@ class GangPlaces:
 
 
 class _PlanInputs(NamedTuple):
-    """The state of the inputs of a plan. If two plans have equal inputs, and the first one failed, so will the second.
+    """The versions of the inputs of a plan. If a plan has failed, another plan with equal inputs would fail too.
 
     freed: how many times capacity was freed.
     members, offers: how many times the gang's members, and its offers, have changed.
@@ -452,7 +454,7 @@ class _GangRecord:
 
     offers: the nodes that kube-scheduler has offered, by shape.
     changes: how many times the offers have changed.
-    tried: the inputs of the last failed plan; until `not_before` the gang is not planned again.
+    tried: the inputs of the last failed plan. The gang is not planned again before `not_before`.
     """
 
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -465,12 +467,12 @@ _NOTHING: Final = _GangRecord()
 
 
 def _needs(members: Iterable[Member]) -> list[tuple[str, str, PodRequest | None, Load]]:
-    """What a plan of these members depends on."""
+    """The properties of these members on which a plan depends."""
     return [(member.uid, member.shape, member.request, member.load) for member in members]
 
 
 def _find_places(planner: GangPlanner, task: _Task, pace: Pace) -> _PlanWithOvertaken:
-    """A plan for the members, if necessary with cards that are reserved for nominated pods later in the queue."""
+    """A plan for the members. If necessary, it uses cards that are reserved for nominated pods later in the queue."""
     gang, members, ledger, loads = task.gang, task.members, task.snapshot.ledger, task.snapshot.loads
 
     def plan() -> Planned | Unplanned:
@@ -483,7 +485,7 @@ def _find_places(planner: GangPlanner, task: _Task, pace: Pace) -> _PlanWithOver
             yield
 
     with exclude([member.uid for member in members]):
-        short = planner.find_member_without_capacity(members, pace)
+        short = planner.find_unplaceable_member(members, pace)
         if short is not None:
             return _PlanWithOvertaken(Unplanned(member=short))
         outcome = plan()

@@ -1,7 +1,7 @@
 """Plans gangs in a snapshot of the cluster: which node and cards each member gets.
 
-Uses `cardwise.core.gangs.gangplan`, and adds the reservations for other pods: cards that are reserved for nominated
-pods are not used, and nodes with the gang reservation of another gang are used last. Reserves nothing.
+Uses `cardwise.core.gangs.gangplan`, and adds the reservations for other pods: plans do not use cards that are reserved
+for nominated pods, and use nodes with the reservation of another gang last. Reserves nothing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
 from extender.placing.nodefacts import NodeFacts
 
 
-class PlannedGang(NamedTuple):
+class GangToPlan(NamedTuple):
     """The data of a gang that a plan needs.
 
     rank: the gang's position in the order of gangs and pods.
@@ -46,11 +46,12 @@ class PlannedGang(NamedTuple):
 
 
 class GangPlanner:
-    """Plans in one snapshot, which it changes only for a moment. Remembers how many members of each shape fit on a
-    node, until the node changes. Not thread-safe.
+    """Plans gangs in one snapshot. Changes the snapshot temporarily. Not thread-safe.
+
+    Remembers how many members of each shape fit on a node, until the node changes.
 
     policy: the placement policy of pods that name none.
-    capacities: of the snapshot, from an earlier planner.
+    capacities: the capacities of the snapshot's nodes, from an earlier planner.
     """
 
     def __init__(
@@ -62,14 +63,15 @@ class GangPlanner:
         self._capacities = capacities or Capacities(cluster.ledger, cluster.loads)
 
     def move_to(self, snapshot: ClusterView, nominated: NominatedPods) -> "GangPlanner":
-        """A planner on a newer snapshot, which keeps the counts of unchanged nodes. This planner must not be used any
-        more.
+        """A planner on a newer snapshot; it reuses the capacities of unchanged nodes.
+
+        The present planner must not be used any more.
         """
         self._capacities.move_to(snapshot.ledger, snapshot.loads)
         return GangPlanner(snapshot, nominated, policy=self._policy, capacities=self._capacities)
 
-    def find_member_without_capacity(self, members: Iterable[Member], pace: Pace = lambda: None) -> Member | None:
-        """A member that fits in no plan; None if there is none."""
+    def find_unplaceable_member(self, members: Iterable[Member], pace: Pace = lambda: None) -> Member | None:
+        """A member for which no plan can have a place; None if there is none."""
         members_by_shape = shapes(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
             fitting_count = self._capacities.count_pods(shape, pace)
@@ -78,12 +80,12 @@ class GangPlanner:
         return None
 
     def count_capacities(self, members: Sequence[Member], pace: Pace) -> None:
-        """Count the capacity of nodes, so that a later plan of these members reads few nodes."""
+        """Compute the capacity of nodes for these members, so that a later plan reads few nodes."""
         for shape in shapes(members):
             self._capacities.count_pods(shape, pace)
 
     def plan(
-        self, gang: PlannedGang, members: Sequence[Member], pace: Pace, *, without: Collection[str] = ()
+        self, gang: GangToPlan, members: Sequence[Member], pace: Pace, *, without: Collection[str] = ()
     ) -> Planned | Unplanned:
         """A plan that does not use the cards that are reserved for nominated pods or for another gang.
 
@@ -108,13 +110,13 @@ class GangPlanner:
             return self._plan(members, self._make_terms(gang, members, without, without_cards=left_out), pace)
 
     def simulate_plan(
-        self, gang: PlannedGang, members: Sequence[Member], *, shape: str, more_nodes: Iterable[str]
+        self, gang: GangToPlan, members: Sequence[Member], *, shape: str, more_nodes: Iterable[str]
     ) -> Planned | None:
         """The plan of these members if kube-scheduler also offered the nodes `more_nodes` for members of `shape`.
 
         Returns None if there is no such plan. Reserves nothing.
         """
-        if self.find_member_without_capacity(members) is not None:
+        if self.find_unplaceable_member(members) is not None:
             return None
         counted, left_out = self._split_reserved(members, self._gang_reserved_nodes(gang))
         terms = self._make_terms(gang, members, without_cards=left_out)
@@ -123,23 +125,25 @@ class GangPlanner:
             outcome = gangplan.plan(self._cluster.ledger, self._cluster.loads, members, replace(terms, offers=offers))
         return outcome if isinstance(outcome, Planned) else None
 
-    def _gang_reserved_nodes(self, gang: PlannedGang) -> set[str]:
+    def _gang_reserved_nodes(self, gang: GangToPlan) -> set[str]:
         """The nodes with cards that are reserved for another gang, and that this gang must not use."""
         return set(self._cluster.gang_cards.reserved_nodes(gang.rank, gang.namespace))
 
     def _split_reserved(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
-        """Split the nodes with a gang reservation: nodes whose free part may be used, and nodes that are left out.
+        """Split the nodes with a gang reservation: nodes whose unreserved part may be used, and nodes that are left
+        out.
 
-        If there are many, all are left out: counting their reservations would take longer than other callers may wait.
+        If there are many such nodes, all are left out: adding their reservations to the ledger would take longer than
+        other callers may wait.
         """
         reserved = self._nodes_for_any(members, reserved) if reserved else reserved
         return (reserved, set()) if len(reserved) <= MAX_RESERVED_NODES else (set(), reserved)
 
     def _plan(self, members: Sequence[Member], terms: Terms, pace: Pace) -> Planned | Unplanned:
-        """A plan, if possible one in which nominated members get the nodes that kube-scheduler has nominated for them.
+        """A plan. If possible, nominated members get the nodes that kube-scheduler has nominated for them.
 
-        kube-scheduler offers a nominated member only its nominated node, and counts the member's resources on that node
-        when it schedules other pods.
+        kube-scheduler offers a nominated member only its nominated node. When it schedules other pods, it treats the
+        member as if it were on that node.
         """
         offers_by_shape, planned = dict[str, frozenset[str]](), list[Member]()
         for member in members:
@@ -165,7 +169,7 @@ class GangPlanner:
 
     def _make_terms(
         self,
-        gang: PlannedGang,
+        gang: GangToPlan,
         members: Sequence[Member],
         without: Collection[str] = (),
         *,
@@ -197,9 +201,7 @@ class GangPlanner:
         )
 
     def _count_on_nominated_places(self, shape: MemberShape) -> int:
-        """The maximum number of further members that could fit if there were no reservations for pods before filter is
-        called.
-        """
+        """The maximum number of further members that could fit without reservations for pods ahead of filter."""
         least = min(
             (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),
             default=0,

@@ -27,7 +27,7 @@ class GangQueue:
         self._places: dict[str, _Place] = {}  # by gang
 
     def update_gang(self, gang: Gang) -> None:
-        """Update the gang's position in the order. A running gang is not in it."""
+        """Update the gang's position in the order. Removes a gang that runs."""
         key, before = gang.key, self._places.get(gang.key)
         now = None if gang.ran else (not gang.forward, gang.rank(), gang)
         if now == before:
@@ -53,7 +53,7 @@ class GangQueue:
         return GangCursor(self._round_robin())
 
     def gangs_before(self, gang: Gang) -> "GangCursor":
-        """The gangs that come before this gang. As `gangs_in_order` if gangs change during the iteration."""
+        """The gangs that come before this gang. If gangs change during the iteration, as in `gangs_in_order`."""
         return GangCursor(self._round_robin(self._places[gang.key]))
 
     def _round_robin(self, until: _Place | None = None) -> Iterator[Gang]:

@@ -1,6 +1,7 @@
-"""The gangs of the cluster: what filter and bind decide about members, and what happens to gangs with time.
+"""The gangs of the cluster: what filter and bind decide about members, and the periodic work of gangs.
 
-Part of the state, and uses its lock in short critical sections; gangs are planned without the lock (`gangplaces`).
+This module belongs to the state and uses its lock in short critical sections. Gangs are planned without the lock
+(`gangplaces`).
 `cardwise.core.gangs.gangstate` has the phase of one gang. No code here waits: a bind waits on a `Permit`.
 """
 
@@ -53,7 +54,7 @@ _RECOVER_SECONDS: Final = 3.0  # maximum seconds of planning before a leader epo
 class Gangs:
     """All gangs. Any thread may call the methods, except under headings that say that the caller holds the lock.
 
-    on_permit_ended: called for metrics when a permit ends, with "bound" or "released" and its duration in seconds.
+    on_permit_ended: called for metrics when a permit ends, with "bound" or "released" and the permit's seconds.
     on_binding_started: called for metrics when the binding of a gang starts, with the creationTimestamp of its oldest
         member.
     """
@@ -126,7 +127,7 @@ class Gangs:
             self._places.remove_gang(key)
 
     def set_group(self, key: str, group: PodGroupSpec | None) -> None:
-        """Update our PodGroup `key`, "namespace/name"; None: it is gone."""
+        """Update the PodGroup of Cardwise with this `key`, "namespace/name"; None: the PodGroup is gone."""
         with self._lock:
             if group is None:
                 self._groups.pop(key, None)
@@ -224,7 +225,9 @@ class Gangs:
             return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
 
     def cancel_permit(self, permit: Permit, reason: str) -> None:
-        """Cancel the permit, unless it is decided already: a waiting bind call was closed or has timed out."""
+        """Cancel the permit, unless it is decided already. Called when a waiting bind call was closed or has timed
+        out.
+        """
         with self._lock:
             if self._permits.get(permit.key) is permit:
                 self._end_plan(self._gangs[permit.key], reason)
@@ -236,12 +239,12 @@ class Gangs:
         return self._gangs.get(self._gang_keys.get(uid, ""))
 
     def may_bind(self, uid: str, node: str) -> bool:
-        """Whether a Binding of this pod may be posted now: the pod has no gang, or its gang is being bound, or runs."""
+        """Whether a Binding of this pod may be posted now: the pod has no gang, or its gang is being bound or runs."""
         gang = self.gang_of(uid)
         return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
 
     def mark_posted(self, uid: str) -> None:
-        """Record that the Binding of a member has bound it, or may have."""
+        """Record that the Binding of a member has bound it, or may have bound it."""
         gang = self.gang_of(uid)
         if gang is not None:
             gang.mark_posted(uid, self._clock.now())
@@ -253,7 +256,7 @@ class Gangs:
             self._reset_if_abandoned(gang, self._clock.now())
 
     def reset(self) -> None:
-        """Forget everything that the API server does not show, because the leader changes."""
+        """Forget all data that are not from the API server, because the leader changes."""
         now = self._clock.now()
         for gang in list(self._gangs.values()):
             self._after_transition(gang, gang.reset_to_cluster(now))
@@ -291,16 +294,16 @@ class Gangs:
         self._visit_gangs(cancel)
 
     def step(self) -> DueWork:
-        """Do the timed work of the gangs; only the leader calls this. Returns the writes that are due."""
+        """Do the periodic work of the gangs. Only the leader calls this. Returns the due writes."""
         work, due = DueWork([], []), list[Gang]()
         self._visit_gangs(lambda gang: self._advance_gang(gang, work, due))
         self._due_gangs = due
         return work
 
     def plan_waiting(self) -> None:
-        """Search cards for one gang that has waited too long, and plan the gangs in the queue. Call it after `step`.
+        """Search cards for one gang that has waited too long, then plan the gangs in the queue. Call this after `step`.
 
-        A search may take long, so the plans have their own time after it.
+        A search may take long, so the time limit of the plans begins after it.
         """
         pace = self._make_pace()
 
@@ -348,7 +351,7 @@ class Gangs:
         return counts
 
     def foreign_groups(self) -> list[tuple[ForeignPodGroup, str]]:
-        """The gangs whose minimum is in a PodGroup of another API group, each with that API group."""
+        """The kinds and keys of the PodGroups of other API groups that have the minimum of a gang."""
         groups: list[tuple[ForeignPodGroup, str]] = []
         self._visit_gangs(lambda gang: groups.extend((kind, gang.key) for kind in gang.foreign))
         return groups
@@ -356,7 +359,7 @@ class Gangs:
     # Work without the lock, which takes the lock for short critical sections.
 
     def _visit_gangs(self, visit: Callable[[Gang], None]) -> None:
-        """Call `visit` for each gang, under the lock. The lock is free from time to time."""
+        """Call `visit` for each gang, under the lock. Releases the lock from time to time."""
         with self._lock:
             keys = list(reversed(self._gangs))
         while keys:
@@ -373,9 +376,7 @@ class Gangs:
                 pause(self._clock)
 
     def _select(self, gangs: GangCursor, is_selected: Callable[[Gang], object], pace: PlanPace) -> Iterator[Gang]:
-        """The gangs for which `is_selected` returns something true. It is called under the lock; the lock is free
-        whenever a gang is returned.
-        """
+        """The gangs for which `is_selected`, called under the lock, is true. Yields gangs without the lock."""
         while True:
             selected: Gang | None = None
             with self._lock:
@@ -392,11 +393,13 @@ class Gangs:
             pace()
 
     def _gangs_to_plan(self, gangs: GangCursor, pace: PlanPace, last: Gang | None = None) -> Iterator[Gang]:
-        """Those of the gangs that may fit now, in order, and then the gang `last`. The caller plans each of them before
-        it asks for the next. Gangs for which nothing has changed since their last failed plan are left out.
+        """The given gangs that may fit now, in order, and then the gang `last`.
 
-        If kube-scheduler has not called filter for a gang, it is unknown which nodes the gang may use. Such a gang
-        comes only immediately before the next gang that may be planned. So it keeps its position in the order.
+        The caller plans each gang before it takes the next one. Leaves out gangs for which nothing has changed since
+        their last failed plan.
+
+        If kube-scheduler has not called filter for a gang, it is unknown which nodes the gang may use. Such a gang is
+        returned only immediately before the next gang that may be planned. So it keeps its position in the order.
         """
         unoffered: list[Gang] = []
 
@@ -455,10 +458,10 @@ class Gangs:
     def _plan_in_call(self, gang: Gang) -> None:
         """Plan the gang in a filter call, after the gangs that come before it.
 
-        kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU, and there is a
+        kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU. And there is a
         call for each member. So a call plans only if the gang may fit, and only for `_CALL_SECONDS`. After a call whose
-        plan failed, no call plans for ten times as long as this plan took. Meanwhile `plan_waiting` plans in the
-        background, and requeues the members once there is a plan.
+        plan failed, calls do not plan for ten times as long as this plan took. During that time `plan_waiting` plans in
+        the background, and requeues the members once there is a plan.
         """
         with self._lock:
             now = self._clock.now()
@@ -485,7 +488,7 @@ class Gangs:
                 self._next_in_call = now + PAUSE_FACTOR * cost
 
     def _move_in_call(self, gang: Gang, uid: str, nodes: Collection[str]) -> MemberPlace:
-        """Plan the member on another node in a filter call: kube-scheduler does not offer its planned node."""
+        """Plan the member on another node in a filter call, because kube-scheduler does not offer its planned node."""
         pace = limit_work(self._clock, _CALL_SECONDS)
         self._move_members(gang, lambda: [uid], pace)
         with self._lock:
@@ -513,8 +516,9 @@ class Gangs:
             return place
 
     def _move_members(self, gang: Gang, choose_uids: Callable[[], Sequence[str]], pace: PlanPace) -> bool:
-        """Move members of the plan to other nodes or cards, if that takes no longer than a call may. Returns whether
-        they have them now.
+        """Move members of the plan to other nodes or cards, if that takes no longer than a call may take.
+
+        Returns whether the members were moved.
         """
 
         def choose_members() -> list[Member]:
@@ -529,9 +533,9 @@ class Gangs:
             return False
 
     def _plan_gang(self, gang: Gang, pace: PlanPace, *, may_raise: bool = False) -> bool:
-        """Plan the gang if it may fit now, and requeue its refused members. Returns whether it has a plan now.
+        """Plan the gang if it may fit now, and requeue its refused members. Returns whether the gang has a plan now.
 
-        may_raise: whether to raise unexpected errors, because the call is for this gang.
+        may_raise: whether to raise unexpected errors instead of logging them, because the call is for this gang.
         """
         request = PlanRequest(
             gang=gang,
@@ -558,9 +562,9 @@ class Gangs:
     # Everything below runs under the lock.
 
     def _advance_gang(self, gang: Gang, work: DueWork, due: list[Gang]) -> None:
-        """Do the timed work of this gang.
+        """Do the periodic work of this gang.
 
-        work: receives the writes that are due.
+        work: receives the due writes.
         due: receives the gang if cards should be reserved for it, because it has waited too long.
         """
         now = self._clock.now()
@@ -629,9 +633,10 @@ class Gangs:
         return place
 
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
-        """Whether the planner will requeue this refused member once the gang fits, so no other event must requeue it.
+        """Whether the planner will requeue this refused member once the gang fits. Then no other event needs to requeue
+        it.
 
-        The planner will not do so if the member is in the plan, if kube-scheduler may have offered only a
+        The planner will not requeue the member if it is in the plan, if kube-scheduler may have offered only a
         nominated node, or if kube-scheduler has offered no nodes for the gang yet.
         """
         nominated = self._reservations.nominations.nominated_node(uid)
@@ -664,7 +669,7 @@ class Gangs:
         return gang.missing_in_plan()
 
     def _on_planned(self, gang: Gang) -> None:
-        """Record that nodes and cards are reserved for the missing members, and requeue the refused ones."""
+        """Record that nodes and cards are reserved for the missing members, and requeue the refused members."""
         self._requeue_members(gang)
         if not gang.forward:
             now = self._clock.now()
@@ -681,7 +686,7 @@ class Gangs:
         return sum(len(self._gangs[key].plan) - 1 for key in self._permits)
 
     def _allow_permit(self, gang: Gang, permit: Permit, now: float) -> None:
-        """Allow the gang's permit if the whole plan still holds: the last member has reached bind."""
+        """Allow the gang's permit if the whole plan is still valid. Called when the last member has reached bind."""
         invalid_part = self._places.invalid_part(gang)
         if invalid_part is not None:
             self._end_plan(gang, invalid_part)

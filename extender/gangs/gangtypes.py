@@ -82,7 +82,7 @@ PermitAnswer = Permit | BindNow | BindRefused
 
 
 class DueWork(NamedTuple):
-    """The writes that are due: gates to remove, and members to evict, each with the text of its event."""
+    """The due writes: gates to remove, and members to evict; each member to evict has the text of its event."""
 
     ungate: list[PodRef]
     evict: list[tuple[PodRef, str]]

@@ -16,7 +16,7 @@ class GangView:
     """The state of a gang, as PodGroups and events show it.
 
     minimum: the number of members that must run together.
-    member_count: the number of members that count for the minimum.
+    member_count: the number of members that are included in the minimum.
     oldest: the members that get events.
     bound: the number of members that have a node.
     reserved: by node of the plan, the numbers of planned members and cards.

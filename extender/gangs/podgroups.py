@@ -23,7 +23,7 @@ _decode = msgspec.json.Decoder(Json).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """A PodGroup. `auto`: the extender made it, for a gang that had none."""
+    """A PodGroup. `auto`: whether the extender created it, for a gang that had no PodGroup."""
 
     namespace: str
     name: str
@@ -36,7 +36,7 @@ class GroupRecord:
 
 
 def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
-    """Decode a PodGroup: its key "namespace/name" and its record."""
+    """Decode a PodGroup; returns its key "namespace/name" and its record."""
     manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     # Check the label's value, as the admission policy does: it refuses writes of the extender to other PodGroups.

@@ -2,12 +2,12 @@
 
 Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon as
 the card is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `search_cards` chooses cards for
-its members, first the cards with the least memory in use. What the members need of these cards is *reserved*: it counts
-as in use for all pods that come after the gang.
+its members, first the cards with the least memory in use. The amounts that the members need of these cards are
+*reserved*: for all pods that come after the gang, they are in use.
 
-Example: two members of 40 GiB each wait for two cards of 64 GiB that are in use with 50 and 60 GiB. On each 40 GiB are
-reserved: no later pod gets anything there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for the
-gang, and 14 for other pods. As soon as both members fit, the gang is planned and the reservation ends.
+Example: two members of 40 GiB each wait for two cards of 64 GiB, of which 50 and 60 GiB are in use. On each card 40 GiB
+are reserved, so no later pod gets memory there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for
+the gang, and 14 for other pods. As soon as both members fit, the gang is planned and the reservation ends.
 
 What is reserved:
 
@@ -20,14 +20,14 @@ What is reserved:
 For which gang: for one gang at a time. The highest priority comes first. With equal priorities, namespaces take turns:
 the first gang of each namespace, then the second gang of each; a namespace whose time is over comes last. For how long:
 the gangs of one namespace together have a reservation for `GangPatience.reserve_limit` seconds, and then none for the
-same time. So users gain nothing by deleting a gang and creating it again.
+same time. So users gain nothing from deleting a gang and creating it again.
 
-The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards with less memory in use by
-then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. That time doubles with each
-such move, so that the gang also waits long enough for cards whose pods run for minutes.
+The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards that have less memory in use by
+then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. This time doubles with each
+such card, so that the gang also waits long enough for cards whose pods run for minutes.
 
 A search runs on a snapshot, without the lock. Its result is used only if the leader epoch is still the same. Each step
-of the controller runs at most one search, and then plans gangs: so gangs that never fit do not delay gangs that do.
+of the controller runs at most one search, and then plans gangs. So gangs that never fit do not delay gangs that fit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ PHASE_NAME: Final = "gang reservation"  # `Holding.phase_name` of the reserved h
 
 
 class GangReservation:
-    """Reserves cards for at most one gang: the first in order of those that have waited too long and could fit.
+    """Reserves cards for at most one gang: the first in order of the gangs that have waited too long and could fit.
 
     Except for `update`, the caller holds the lock.
     """
@@ -81,7 +81,7 @@ class GangReservation:
         self._selections: dict[str, _Selection] = {}  # by gang
         self._stalls: dict[str, _Stalls] = {}  # by gang
         self._paused_until: dict[str, float] = {}  # by namespace, until when it gets no reservation
-        self._used: dict[str, _Used] = {}  # by namespace
+        self._used: dict[str, _UsedSeconds] = {}  # by namespace
         self._ended_at: dict[str, float] = {}  # by namespace, when its time was last over; the latest at the end
 
     def add_offer(self, key: str, shape: str, nodes: frozenset[str]) -> None:
@@ -164,7 +164,7 @@ class GangReservation:
         cards_found = search_cards(snapshot, gang_now, policy, pace)
         holdings = dict[str, Holding]()
         if isinstance(cards_found.outcome, Planned):
-            holdings = _worth_reserving(snapshot, gang.namespace, gang_now.members, cards_found.outcome)
+            holdings = _holdings_to_reserve_by_member(snapshot, gang.namespace, gang_now.members, cards_found.outcome)
         missing = _missing_by_card(ledger, holdings.values())
         with self._lock:
             self._cache.sync_cards()
@@ -175,9 +175,9 @@ class GangReservation:
     def _next_to_search(self, due: Sequence[Gang], now: float) -> Gang | None:
         """The gang for which cards are to be searched next; None if the gang for the reservation is known.
 
-        It is searched again every `_SEARCH_AGAIN` seconds for the first gang that could have the reservation, and for
-        all gangs before it, since one of them might fit by then. The gangs without a search come first, then the gang
-        whose search is oldest: so each gang gets a search, also if searches for other gangs take all the time.
+        The search is repeated every `_SEARCH_AGAIN` seconds for the first gang that could have the reservation, and for
+        all gangs before that gang, since one of these might fit by then. The gangs without a search come first, then
+        the gang with the oldest search. So each gang gets a search, even if searches for other gangs take all the time.
         """
         gangs_to_search: list[tuple[float, Gang]] = []
         for gang in self._gangs_in_order(due):
@@ -229,8 +229,9 @@ class GangReservation:
             self._cache.capacity.mark_released()
 
     def impossible_reason(self, gang: Gang) -> str | None:
-        """Why the gang could not run even if all pods with GPUs ended; None if it could. The result of a search from
-        before the gang's last change does not count.
+        """Why the gang could not run even if all pods with GPUs ended; None if it could run then.
+
+        Ignores the result of a search from before the gang's last change.
         """
         selection = self._selections.get(gang.key)
         return selection.problem if selection is not None and selection.changes == gang.changes else None
@@ -239,13 +240,13 @@ class GangReservation:
         if self._gang is not None:
             # The used time counts for the namespace's next gang, until the namespace had no reservation for as long as
             # the limit.
-            self._used[self._gang.namespace] = _Used(
+            self._used[self._gang.namespace] = _UsedSeconds(
                 self._now - self._since, self._now + self._gang.patience.reserve_limit
             )
         self._gang = None
 
     def _choose_gang(self, due: Sequence[Gang]) -> tuple[Gang | None, Sequence[Holding]]:
-        """The first gang for which cards are to be reserved, and the holdings."""
+        """The first gang for which cards are to be reserved, and the holdings to reserve."""
         for gang in self._gangs_in_order(due):
             selection = self._selections.get(gang.key)
             reserved = self._valid_holdings(gang, selection.holdings) if selection is not None else []
@@ -291,11 +292,11 @@ class GangReservation:
 
 
 def _is_among(gang: Gang, gangs: Iterable[Gang]) -> bool:
-    """Whether this very gang is among them, and not a later gang of the same name."""
+    """Whether exactly this gang is among `gangs`, and not only a later gang with the same name."""
     return any(other is gang for other in gangs)
 
 
-def _worth_reserving(
+def _holdings_to_reserve_by_member(
     snapshot: ClusterView, namespace: str, members: Sequence[Member], planned: Planned
 ) -> dict[str, Holding]:
     """The holdings of the plan, by member, without nodes where only cpu or memory is short."""
@@ -326,12 +327,12 @@ def _worth_reserving(
 
 
 def _missing_by_card(ledger: Ledger, holdings: Iterable[Holding]) -> dict[str, int]:
-    """By card, the amount that must be freed before the holdings fit: the sum of MiB, clients and percent of SMs.
+    """The amount that must be freed on each card before the holdings fit, by UUID: MiB + clients + percent of SMs.
 
     The sum decreases with each pod that ends.
     """
     short: dict[str, int] = {}
-    for node, shares in _by_node(holdings).items():
+    for node, shares in _shares_by_node(holdings).items():
         state = ledger.node(node)
         if state is None:
             continue
@@ -351,15 +352,15 @@ def _missing_by_card(ledger: Ledger, holdings: Iterable[Holding]) -> dict[str, i
     return short
 
 
-def _by_node(holdings: Iterable[Holding]) -> dict[str, list[CardShare]]:
+def _shares_by_node(holdings: Iterable[Holding]) -> dict[str, list[CardShare]]:
     shares: dict[str, list[CardShare]] = {}
     for holding in holdings:
         shares.setdefault(holding.node, []).extend(holding.assignment.shares())
     return shares
 
 
-class _Used(NamedTuple):
-    """The seconds for which cards were reserved for a namespace, and until when these seconds count."""
+class _UsedSeconds(NamedTuple):
+    """For how many seconds cards were reserved for a namespace, and when these seconds are forgotten."""
 
     seconds: float
     until: float
@@ -389,13 +390,13 @@ class _Stalls:
         self._times = 0  # how many times cards were given up
 
     def begin_wait(self, now: float) -> None:
-        """Start the wait for all cards, also again after cards were reserved for another gang."""
+        """Start the wait for all cards, and again when cards are reserved for the gang after another gang."""
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
     def record_shortage(self, short: Mapping[str, int], now: float) -> None:
-        """Record the missing amounts, and no longer use cards on which nothing was freed for long.
+        """Record the missing amounts, and give up cards on which nothing was freed for long.
 
-        short: by reserved card, the amount that must be freed before the gang fits there.
+        short: the amount that must be freed on each reserved card before the gang fits there, by UUID.
         """
         limit = _STUCK_SECONDS * 2**self._times
         waiting: dict[str, tuple[int, float]] = {}

@@ -4,7 +4,7 @@ Input: the Lease. Output: the leader epoch, which is part of each Binding.
 
     leadership  whether this extender serves calls, and how a leader epoch begins
     fence       changes pods so that the API server refuses older Bindings (docs/design/0011-fencing.md)
-    marking     the label on the leader's pod, by which the Service finds it
+    marking     the label on the leader's pod; the Service selects the pod by this label
 
 Public seam: `Leadership`. Calls and controllers ask it whether this extender leads, and for each write whether they may
 post in their epoch. Example, a single extender, which always leads:

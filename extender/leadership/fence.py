@@ -1,13 +1,13 @@
-"""Fencing: changes a pending pod, so that no Binding that was posted for it before can bind it any more.
+"""Fencing: changes a pending pod, so that no Binding that was posted before the change can bind the pod.
 
-Theory of operation. A leader checks its Lease before each Binding. But the API server may carry out the request much
-later, when another extender leads, because the process, the network or the API server was paused. So each Binding names
-the resourceVersion of its pod, and the API server compares this version in the transaction that binds the pod. After
-any write to the pod, all Bindings that were posted before name an old version and are refused, however late they are
-carried out (docs/design/0011-fencing.md). *Fencing* a pod is such a write: an annotation with the leader epoch and the
-time. A new leader fences the pending pods before it reserves its first card, unless the former leader released the
-Lease when no Binding was on its way. A leader also fences a pod before it releases a reservation whose Binding got no
-response. If the response to the fence shows that the pod is bound, the pod's share counts.
+Theory of operation. A leader checks its Lease before each Binding. But if the process, the network or the API server is
+paused, the API server may carry out the request much later, when another extender leads. So each Binding names the
+resourceVersion of its pod, and the API server compares this version in the transaction that binds the pod. After any
+write to the pod, all Bindings that were posted before the write name an old version. They are refused, however late
+they are carried out (docs/design/0011-fencing.md). *Fencing* a pod is such a write: an annotation with the leader epoch
+and the time. A new leader fences the pending pods before it reserves its first card, unless the former leader released
+the Lease when no Binding was in progress. A leader also fences a pod before it releases a reservation whose Binding got
+no response. If the response to the fencing write shows that the pod is bound, the pod keeps its share.
 
 Example: leader A reads pod P at version 101 and posts a Binding with version 101, which a paused API server does not
 read. B becomes leader and fences P: version 102, without a node. Now B can bind another pod to the card. When the API
@@ -49,7 +49,7 @@ _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadReques
 
 
 class PodState(Enum):
-    """The present state of a pod that was pending, by a consistent read or by the response to a write."""
+    """The present state of a pod that was pending, from a consistent read or from the response to a write."""
 
     UNBOUND = "unbound"  # the pod has no node; as a result of `fence_pod`: no earlier Binding can bind the pod
     UNFENCED = "unfenced"  # the pod has no node, and the write failed: an earlier Binding may still bind the pod
@@ -123,7 +123,7 @@ class Fence:
         at_once: int = AT_ONCE,
         fenced: set[str] | None = None,
     ) -> FenceSummary | None:
-        """Fence all these pods. Returns None if `still_leads` returned False before all were tried.
+        """Fence all these pods. Returns None if `still_leads` returned False before all pods were tried.
 
         retry: whether failed writes are repeated, until `_TOTAL_SECONDS` after the start.
         at_once: the number of parallel writes.
@@ -174,7 +174,7 @@ class Fence:
     ) -> PodState | errors.KubeError | None:
         """Fence one pod. Returns the error instead of raising it, and None if this extender no longer leads.
 
-        slow: by namespace, the number of writes without a response in time.
+        slow: the number of writes without a response in time, by namespace.
         until: the time after which a namespace is skipped after a single slow write.
         """
         if not still_leads():
@@ -231,7 +231,7 @@ def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
 
 
 def run_in_parallel(do: Callable[[_T], _R], subjects: Sequence[_T], at_once: int) -> list[_R]:
-    """Call `do` for each subject, `at_once` of them in parallel. Returns the results in the order of the subjects.
+    """Call `do` for each subject, for up to `at_once` in parallel. Returns the results in the order of the subjects.
 
     A single subject is handled in the calling thread.
     """

@@ -4,9 +4,9 @@ the other extenders.
 A *leader epoch* is the time from acquiring the Lease to losing it. When an epoch begins, pods and quotas are listed
 again, because the watch may not show yet which pods another extender has just bound. A call that began in one epoch
 posts nothing in another epoch: the binder checks the epoch before every write. A Binding that was sent in time may be
-carried out late, because the process, the network or an API server was paused. Then only the API server can refuse it.
-For this the Binding names the pod's resourceVersion, which the new leader changes (`fence`), and the *fencing token* of
-the epoch, which the policy `fencing.cardwise.dev` compares with the Lease.
+carried out late, if the process, the network or an API server was paused. Then only the API server can refuse it. So
+each Binding names the pod's resourceVersion, which the new leader changes (`fence`). It also names the *fencing token*
+of the epoch, which the policy `fencing.cardwise.dev` compares with the Lease.
 """
 
 import math
@@ -41,8 +41,9 @@ CatchUp = Callable[[Callable[[], bool]], bool]
 
 
 class LeaseBlockers(Protocol):
-    """Returns why this process should leave the Lease to others, one line for each reason
-    (`Informers.lease_blockers`).
+    """Returns why this process should leave the Lease to other extenders (`Informers.lease_blockers`).
+
+    Each reason is one line.
     """
 
     def __call__(self, *, holds: bool, leads: bool) -> list[str]: ...
@@ -55,16 +56,16 @@ def _no_blockers(*, holds: bool, leads: bool) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why no call can be served now. `served_elsewhere`: another extender may serve it."""
+    """Why no call can be served now. `served_elsewhere`: whether another extender may serve the call."""
 
     text: str
     served_elsewhere: bool
 
 
 class Leadership:
-    """Whether this extender serves calls, and whether it may post. Thread-safe.
+    """Whether this extender serves calls, and whether it may post Bindings. Thread-safe.
 
-    This class is for a single extender, which always serves (--no-lease); `LeaseLeadership` is for several extenders.
+    This class is for a single extender, which always serves (--no-lease). `LeaseLeadership` is for several extenders.
     """
 
     def start(self) -> None:
@@ -78,7 +79,7 @@ class Leadership:
         return 0
 
     def is_uninterrupted(self) -> bool:
-        """Whether no other extender has led since this extender last led, so that its state is still complete."""
+        """Whether no other extender has led since this extender last led. Then the state is still complete."""
         return True
 
     def denial(self) -> Denial | None:
@@ -105,8 +106,8 @@ class LeaseLeadership(Leadership):
     """Leadership by a Lease.
 
     name: "namespace/name" of the Lease.
-    elect: makes the elector, which calls `on_lease_changed`, `can_lead` and `is_settled`. Called after the fork, see
-        `lease.new_identity`.
+    elect: makes the elector, which calls `on_lease_changed`, `can_lead` and `is_settled`. `elect` is called after the
+        fork, see `lease.new_identity`.
     catch_up: see `CatchUp`.
     blockers: see `LeaseBlockers`.
     """
@@ -168,7 +169,9 @@ class LeaseLeadership(Leadership):
         if elector is not None and elector.is_leader:
             if elector.holds_lease(epoch=self._epoch):
                 return None
-            return Denial("not ready: still listing what a former leader may have bound", served_elsewhere=False)
+            return Denial(
+                "not ready: still listing the pods that a former leader may have bound", served_elsewhere=False
+            )
         holder = elector.holder if elector is not None else None
         if elector is not None and holder == elector.identity:
             return Denial(
@@ -205,7 +208,7 @@ class LeaseLeadership(Leadership):
         return f"{text}; this extender leaves the lease to others: {blockers[0]}" if blockers else text
 
     def step(self) -> None:
-        """Begin a leader epoch, if this process holds the Lease and has read all pods that other extenders bound."""
+        """Begin a leader epoch, once this process holds the Lease and has read all pods that other extenders bound."""
         elector = self._elector
         if elector is None or not elector.is_leader:
             return
@@ -236,7 +239,8 @@ class LeaseLeadership(Leadership):
     def _fence_remaining(self, still_leads: Callable[[], bool]) -> None:
         """Try again to fence the pods that could not be fenced when the epoch began.
 
-        Until then an earlier Binding may still bind them. Pods that are no longer pending need no fence.
+        Until they are fenced, an earlier Binding may still bind them. Pods that are no longer pending need not be
+        fenced.
         """
         if not self._unfenced or self._clock.now() < self._fence_retry_at:
             return
@@ -258,8 +262,8 @@ class LeaseLeadership(Leadership):
 
         Afterwards no Binding of a former epoch can bind a pod, except the `_unfenced` pods.
 
-        One list before the fences is enough: former leaders had lost the Lease by then, so none of them has posted a
-        Binding for a pod that is created or loses its gate after the list. A second list is needed only if a fence
+        One list before the fencing is enough. Former leaders had lost the Lease by then, so none of them has posted a
+        Binding for a pod that is created or loses its gate after the list. A second list is needed only if the fencing
         shows that a Binding has bound a pod after the first list.
         """
         if not self._catch_up(still_leads):
@@ -299,14 +303,14 @@ class LeaseLeadership(Leadership):
         return self._state.lock_held_seconds() < statelock.YIELD_SECONDS and not self.lease_blockers()
 
     def is_settled(self) -> bool:
-        """Whether no Binding of the ended epoch, or of an earlier epoch, can still bind a pod."""
+        """Whether no Binding of the ended epoch or of earlier epochs can still bind a pod."""
         elector = self._elector
         if elector is None or elector.epoch != self._epoch:
             return False
         return not (self._posts or self._unfenced or self._state.pending_bindings())
 
     def on_lease_changed(self, leading: bool) -> None:
-        """Handle the event that the Lease was acquired (`leading`) or lost."""
+        """Handle the event that the Lease was acquired (`leading`) or lost (not `leading`)."""
         self._changed.set()
         if leading:
             return
@@ -348,7 +352,7 @@ def make_lease_leadership(
 
     namespace, name: the namespace and the name of the Lease.
     duration: seconds for which an acquired or renewed Lease is valid.
-    lease_clock: a clock that continues while the machine sleeps.
+    lease_clock: a clock that continues while the node is suspended.
     """
 
     def elect(leadership: LeaseLeadership) -> LeaderElector:

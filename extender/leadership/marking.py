@@ -1,6 +1,6 @@
-"""The label on the leader's pod, by which a Service selects the leader and not the standbys.
+"""Sets the label on the leader's pod. By this label a Service selects the leader and not the standbys.
 
-Only the Lease decides which extender binds: if the label is late, kube-scheduler needs one more attempt.
+Only the Lease decides which extender binds. So if the label is late, kube-scheduler only needs one more attempt.
 """
 
 import contextlib
@@ -35,15 +35,16 @@ def _collect_failures(failures: list[errors.KubeError]) -> Iterator[None]:
 
 
 class LeaderMark:
-    """Sets the label when a leader epoch of this extender begins, and removes it when the epoch is over. Has a thread.
+    """Sets the label when a leader epoch of this extender begins, and removes it when the epoch is over, in its own
+    thread.
 
     A former leader that is paused (a frozen container or node) cannot remove its label. Then the Service would send
     half of kube-scheduler's connections to this pod, where each call would time out. So the leader removes the label
-    from all other pods. The label of a killed process stays until its container is started again; until then the pod is
-    not ready, so the Service does not use it.
+    from all other pods. The label of a killed process stays until its container is started again. During that time the
+    pod is not ready, so the Service does not use it.
 
-    A former leader that continues after a pause may write late. So the leader lists the labels when its epoch begins
-    and every `_COMPARE_SECONDS`, and repairs them. The leader removes a label only if the pod still has the
+    A former leader that continues after a pause may write its label late. So the leader lists the labels when its epoch
+    begins and then every `_COMPARE_SECONDS`, and repairs them. The leader removes a label only if the pod still has the
     resourceVersion of the list, and checks before each write that its epoch is not over. So it never removes a label
     that a later leader wrote after the list.
     """
@@ -87,8 +88,8 @@ class LeaderMark:
     def step(self) -> None:
         """Write the labels if they may be wrong.
 
-        Raises the first KubeError after all labels were tried: a label that cannot be written, such as on a pod that a
-        policy protects, does not stop the others.
+        Tries all labels, and then raises the first KubeError. So a label that cannot be written, for example on a pod
+        that a policy protects, does not prevent the writing of other labels.
         """
         epoch = self._epoch()
         failures: list[errors.KubeError] = []
@@ -124,7 +125,7 @@ class LeaderMark:
     def _write_label(self, pod: str, text: str | None, version: str | None = None) -> None:
         """Set the label, or remove it if `text` is None.
 
-        version: the pod's resourceVersion; if the pod has changed since, nothing is written. None: any version.
+        version: the resourceVersion that the pod must have; otherwise nothing is written. None: any version.
         """
         metadata: Json = {"labels": {names.LEADER: text}}
         if version is not None:

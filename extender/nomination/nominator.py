@@ -1,13 +1,14 @@
-"""Nominates ahead: chooses a node and cards for pending pods before kube-scheduler calls filter for them. Part of the
-state, and uses its lock.
+"""Nominates ahead: chooses a node and cards for pending pods before kube-scheduler calls filter for them.
 
-kube-scheduler first tries only the node in a pod's status. In a big cluster this is many times as fast as trying all
-nodes (docs/design/0010-nominating-ahead.md). A nomination is a reservation in the phase NOMINATED, and ends like a
+This module belongs to the state and uses its lock.
+
+kube-scheduler first tries only the node in a pod's status. In a big cluster this is much faster than trying all nodes
+(docs/design/0010-nominating-ahead.md). A nomination is a reservation in the phase NOMINATED, and ends like a
 reservation by filter. kube-scheduler's own filters, and the extender's filter and bind, still decide.
 
-As filter does, a nomination decides in one short hold of the lock, by the live index of cards. If all nodes must be
-compared first, with new constraints or because the best nodes have no cpu or memory left, then this is done on a
-snapshot and without the lock, and the decision follows in a second hold.
+Like filter, a nomination chooses the node in one short hold of the lock, from the live index of cards. Sometimes all
+nodes must be compared first: for new constraints, or because the best nodes have no cpu or memory left. They are
+compared on a snapshot without the lock, and the node is chosen in a second hold.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -95,10 +96,10 @@ class Nominee(NamedTuple):
 
 
 class _NodeSearch(NamedTuple):
-    """A search for nodes that admit the pod and have the cpu, memory and slots for it; for use without the lock.
+    """A search for nodes that admit the pod and have the cpu, memory and slots for it. It runs without the lock.
 
     open_nodes: all open nodes.
-    feasible: those of them that admit the pod; None if it is unknown.
+    feasible: the open nodes that admit the pod; None if they are unknown.
     loads: a snapshot of the nodes' loads.
     """
 
@@ -109,7 +110,7 @@ class _NodeSearch(NamedTuple):
     leader_changes: int
 
     def run(self, pause: Callable[[], object]) -> tuple[Collection[str], set[str]]:
-        """Returns the nodes that admit the pod, and those of them that have the cpu, memory and slots.
+        """Returns the nodes that admit the pod, and the nodes that also have the cpu, memory and slots.
 
         pause: called before each node.
         """
@@ -156,7 +157,7 @@ class Nominator:
     # Objects of the API server. The caller holds the lock.
 
     def set_node(self, name: str, labels: NodeLabels | None) -> None:
-        """Update the node; None: it is gone, or takes no pods."""
+        """Update the node; None: the node is gone, or takes no pods."""
         if labels is None:
             self._feasible_nodes.remove_node(name)
         else:
@@ -201,7 +202,8 @@ class Nominator:
             self._release_nominations([uid], NominationOutcome.MISS)
 
     def place_pod(self, placement_request: PlacementRequest, created: str) -> Placement | Unplaceable:
-        """The best node for a pod; if necessary, with cards that were reserved for nominated pods later in the queue.
+        """The best node for a pod. If necessary, it gets cards that were reserved for nominated pods later in the
+        queue.
 
         created: the pod's creationTimestamp.
         """
@@ -236,15 +238,15 @@ class Nominator:
     # For pods and gangs without a place. The caller holds the lock.
 
     def later_nominations(self, priority: int, created: str) -> Sequence[Reservation]:
-        """The reservations of nominated pods that come later in the queue than a pod with this priority and
-        creationTimestamp.
+        """The reservations of nominated pods that come later in the queue than a pod with this priority and creation
+        time.
         """
         nominated = self._reservations.rows_in_phases(Phase.NOMINATED)
         return [row for row in nominated if row.nominee is not None and sort_key(row.nominee) > (-priority, created)]
 
     @contextmanager
     def _exclude_nominations(self, later: Sequence[Reservation]) -> Iterator[None]:
-        """Context manager: inside, these reservations do not count."""
+        """Context manager: inside, these reservations are not in the ledger."""
         uids = [row.pod.uid for row in later]
         with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
             yield
@@ -254,10 +256,10 @@ class Nominator:
         self._release_nominations(uids, NominationOutcome.OVERTAKEN)
 
     def _release_overtaken_on(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
-        """Release those of the reservations that are on these nodes.
+        """Release the given reservations that are on these nodes.
 
-        namespace: the namespace of the pod that needs them. If it has quotas, its own reservations are released on all
-            nodes.
+        namespace: the namespace of the pod that needs the cards. If the namespace has quotas, its own reservations are
+            released on all nodes.
         """
         has_quota = bool(self._cache.headroom(namespace))
         self.release_overtaken(
@@ -278,7 +280,7 @@ class Nominator:
 
         paused: namespaces whose pods are not nominated now.
 
-        Returns whether to call again at once, and the pod with its node; None if no node was chosen.
+        Returns whether to call again at once, and the nominated pod with its node; None if no pod was nominated.
         """
         with self._lock:
             if not self._is_active() or self._reservations.count_rows(Phase.NOMINATED) >= MAX_NOMINATED:
@@ -376,8 +378,10 @@ class Nominator:
         return Nominee(pod.ref, pod.version, chosen_placement.node)
 
     def _choose_node(self, pod: WaitingPod, nodes: AbstractSet[str]) -> Placement | Unplaceable | None:
-        """The best node that also has the cpu, memory and slots for the pod; Unplaceable also if the search takes too
-        long. None: the best nodes do not have them, and no others were tried.
+        """The best node that also has the cpu, memory and slots for the pod.
+
+        Unplaceable also if the search takes too long. None if the best nodes do not have the cpu, memory and slots, and
+        no other nodes were tried.
         """
         policy = policies.card_policy(pod.request.policy, self._settings.policy)
         full_nodes = set[str]()

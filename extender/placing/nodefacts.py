@@ -1,4 +1,4 @@
-"""What a placement policy sees of the nodes when it ranks them for a pod (`Policy.rank_nodes`)."""
+"""The facts about nodes from which a placement policy ranks the nodes for a pod (`Policy.rank_nodes`)."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ class NodeFacts(policies.NodeFacts):
 
     loads: has the labels.
     peer_nodes: the node of each peer, by UID (`Reservations.peer_nodes`).
-    excluded: the UIDs of the pods that do not count: the pod itself, or the members of a gang that is planned.
+    excluded: the UIDs of pods that are left out: the pod itself, or the members of a gang that is planned.
     """
 
     def __init__(self, loads: NodeLoads, peer_nodes: Mapping[str, str], excluded: Collection[str]) -> None:

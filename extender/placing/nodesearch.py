@@ -1,13 +1,14 @@
 """Finds nodes for single pods, on a snapshot and without the lock (docs/design/0032-snapshots.md).
 
 For most pods the index of all cards finds the best node at once, under the lock. For pods with several card requests
-each node is searched separately. So it is for other pods where the index does not help: many cards with enough memory
-lack something else, or nodes refuse for reasons that are found only node by node (`SearchTooLong`). Example: 48
-containers, each a client of one card, fit only on cards without a share; 40,000 cards with shares come first.
+each node is searched separately. The same is necessary for other pods if the index does not help: many cards with
+enough memory lack something else, or nodes refuse for reasons that are found only node by node (`SearchTooLong`).
+Example: 48 containers, each a client of one card, fit only on cards without a share; 40,000 cards with shares come
+first.
 
-With thousands of nodes this takes longer than other callers may wait for the lock. When the search ends, the cluster
-may have changed. So `Placing` tries the best nodes again under the lock, and chooses the first node that still fits the
-pod.
+With thousands of nodes this takes longer than other callers may wait for the lock, so the search works on a snapshot.
+When the search ends, the cluster may have changed. So `Placing` tries the best nodes again under the lock, and chooses
+the first node that still fits the pod.
 
 A search can also take longer than kube-scheduler waits. So a search ends `_SEARCH_SECONDS` after its call arrived, or
 when kube-scheduler has closed the connection. The refusals are remembered: a later search for an equal pod skips the
@@ -15,10 +16,10 @@ nodes that have refused such a pod and have not changed since. Example: of 5,000
 refuse the pod. Filter returns an error, kube-scheduler tries the pod again some seconds later, and the second search
 begins with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
 
-kube-scheduler places no other pod while it waits for filter. So after a long search without a node, the namespace must
-pause before its next long search, however many such pods it has (`SearchPauses`). During the pause each call searches
-only `SMALL_SEARCH_NODES` further nodes, and the next call continues after them. So a pod that fits on many nodes is
-still placed at once, and the call takes no longer than a call for a pod with one card request.
+kube-scheduler places no other pod while it waits for filter. So after a long search that found no node, the namespace
+must pause before its next long search, however many such pods it has (`SearchPauses`). During the pause each call
+searches only `SMALL_SEARCH_NODES` nodes, and the next call continues after these nodes. So a pod that fits on many
+nodes is still placed at once, and the call takes no longer than a call for a pod with one card request.
 """
 
 from collections import Counter
@@ -64,7 +65,7 @@ class _RememberedRefusals(NamedTuple):
 
 
 def is_needed(request: PodRequest, node_count: int) -> bool:
-    """Whether to search without the lock: there are many nodes, and the pod has several card requests."""
+    """Whether to search without the lock, because there are many nodes and the pod has several card requests."""
     return node_count > SMALL_SEARCH_NODES and fitting.has_several_card_requests(request)
 
 
@@ -81,10 +82,12 @@ class NodeSearch:
         self._start = 0  # the position of the node with which the next search begins
 
     def decide(self, placement_request: PlacementRequest, decide: Callable[[PlacementRequest], _Decision]) -> _Decision:
-        """Decide with the result of a search without the lock, if the search under the lock would take too long: for
-        pods with several card requests, and where `decide` raises SearchTooLong.
+        """Return what `decide` returns; if the search under the lock would take too long, first search without the
+        lock.
 
-        decide: takes the lock and decides.
+        It would take too long for pods with several card requests, and if `decide` raises SearchTooLong.
+
+        decide: acquires the lock and decides.
         """
         if not is_needed(placement_request.request, len(placement_request.nodes)):
             try:
@@ -130,9 +133,7 @@ class NodeSearch:
         return placement_request._replace(searched=searched_nodes)
 
     def _remember(self, key: _Key, refusals: _RememberedRefusals) -> None:
-        """Remember the search. If the table is full, forget the oldest search of the namespace with the most
-        searches.
-        """
+        """Remember the refusals. A full table drops the oldest entry of the namespace with the most entries."""
         self._remembered.pop(key, None)
         if len(self._remembered) >= _REMEMBERED:
             counts = Counter(namespace for namespace, _ in self._remembered)
@@ -158,8 +159,8 @@ def score_nodes(
     pace: when its time is over, the remaining nodes are left out.
     remembered_refusals: earlier refusals, each with the generation of its node; new refusals are added.
     start: the position of the first node to search.
-    max_nodes: maximum number of nodes to search; nodes with a valid remembered refusal are not searched and do not
-      count.
+    max_nodes: maximum number of nodes to search; nodes with a valid remembered refusal are not searched, and are not
+    included in this number.
     """
     ledger = snapshot.ledger
     generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}

@@ -1,7 +1,6 @@
-"""Chooses a node and cards for a pod by the placement engine, within the quotas, and without cards that are reserved
-for other pods.
+"""Chooses a node and cards for a pod: asks the placement engine, and respects quotas and reservations for other pods.
 
-Runs under the state's lock.
+Not thread-safe: the caller holds the lock of `State`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -39,9 +38,9 @@ class PodSnapshot(NamedTuple):
     ledger: the ledger with the pod's own holding, and without reservations for other pods.
     nominated: the reservations for nominated pods that this pod must not use.
     gang_reserved: by node, the cards that are reserved for a gang and that this pod must not use.
-    headroom: the remaining quotas of the pod's namespace; the pod's own holding does not count.
-    nominated_ahead: nodes with cards that are reserved for pods before kube-scheduler calls filter for them. This pod
-        may use these cards if it comes earlier in the queue.
+    headroom: the remaining quotas of the pod's namespace, as if the pod held nothing.
+    nominated_ahead: nodes with cards that are reserved for pods for which kube-scheduler has not called filter yet.
+        This pod may use these cards if it comes earlier in the queue.
     ranks: by node, the rank under the pod's policy (`Policy.rank_nodes`); empty if the policy ranks no nodes.
     """
 
@@ -56,8 +55,8 @@ class PodSnapshot(NamedTuple):
 class SearchedNodes(NamedTuple):
     """The result of a search without the lock, see `nodesearch`.
 
-    best: some nodes that fit the pod, the best first. After them some nodes with cards that are reserved for later
-        pods, from which the pod may take the cards.
+    best: some nodes that fit the pod, the best first; then some nodes where the pod may take cards that are reserved
+        for later pods.
     scores, refusals: the scores and the refusals of all searched nodes.
     freed: `Capacity.freed_count` when the search began.
     unsearched: the number of nodes that were not searched before the call's time was over.
@@ -71,13 +70,13 @@ class SearchedNodes(NamedTuple):
 
     @property
     def has_other_scores(self) -> bool:
-        """Whether the pod fitted further nodes, which the decision does not try because `best` does not have them."""
+        """Whether the pod also fits nodes that are not in `best`, and so will not be tried."""
         return not self.scores.keys() <= set(self.best)
 
 
 class SearchUnfinished(Exception):
-    """No tried node fits the pod, but a node that was not tried may: it was not searched in the call's time, or it was
-    not among the best.
+    """No tried node fits the pod, but another node may fit: a node that was not searched in the call's time, or that
+    was not among the best.
     """
 
 
@@ -99,10 +98,10 @@ class Call(NamedTuple):
 class PlacementRequest(NamedTuple):
     """A pod's request and the nodes to choose from.
 
-    policy: the policy that chooses the cards, and among nodes of equal rank (`policies.card_policy`).
+    policy: the policy that chooses the cards, and chooses among nodes of equal rank (`policies.card_policy`).
     load: the pod's cpu and memory; None if no policy needs them.
-    rank: the pod's position in the order, which decides whether the pod must not use the gang reservation. None: the
-        pod may use it.
+    rank: the pod's position in the order; it decides whether the pod may use the gang reservation. None: the pod may
+        use it.
     searched: the result of a search without the lock; None if no such search was needed.
     call: the call of kube-scheduler that asks for this placement.
     limit: limits the cards and nodes that are checked under the lock if no search came before; None: no limit.
@@ -123,8 +122,8 @@ class PlacementRequest(NamedTuple):
         return self._replace(limit=CheckLimit(_CHECKS))
 
     @property
-    def since(self) -> int | None:
-        """The value of `Capacity.freed_count` when the search began; None if there was no search before."""
+    def freed_count_at_search(self) -> int | None:
+        """The value of `Capacity.freed_count` when the search without the lock began; None without such a search."""
         return self.searched.freed if self.searched is not None else None
 
     def check_all_searched(self) -> None:
@@ -143,7 +142,7 @@ class Placing:
         self._nominated = nominated
 
     def place(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
-        """The best node; nothing is reserved yet. Raises SearchTooLong."""
+        """The best node for the pod, with its cards. Reserves nothing. Raises SearchTooLong."""
         if placement_request.searched is not None:
             return self._place_on_searched(placement_request, placement_request.searched)
         nodes_by_rank = self._nodes_by_rank(placement_request)
@@ -199,8 +198,7 @@ class Placing:
     def _score_with_gang_reservation(
         self, placement_request: PlacementRequest, reserved: Collection[str]
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """For the nodes in `reserved`: the scores of those that fit the pod beside the gang reservation, and the
-        refusals of the rest.
+        """Score the nodes in `reserved`, without the cards of the gang reservation; returns scores and refusals.
 
         Takes 0.02 ms for each node.
         """
@@ -270,7 +268,7 @@ class Placing:
         )
         return set(reserved).intersection(placement_request.nodes) if reserved else set()
 
-    def _ranks(self, placement_request: PlacementRequest) -> dict[str, int]:
+    def _rank_by_node(self, placement_request: PlacementRequest) -> dict[str, int]:
         """The rank of each node under the pod's policy; empty if the policy ranks no nodes."""
         request = placement_request.request
         policy = policies.find_policy(request.policy) if request.policy is not None else None
@@ -285,8 +283,8 @@ class Placing:
         return {node: rank(node) for node in placement_request.nodes}
 
     def _nodes_by_rank(self, placement_request: PlacementRequest) -> Sequence[Collection[str]]:
-        """The nodes, those of the lowest rank first; all together if the pod's policy ranks no nodes."""
-        ranks = self._ranks(placement_request)
+        """Groups of nodes of equal rank, the lowest rank first; one group if the pod's policy ranks no nodes."""
+        ranks = self._rank_by_node(placement_request)
         if not ranks:
             return (placement_request.nodes,)
         nodes_by_rank: dict[int, list[str]] = {}
@@ -312,7 +310,7 @@ class Placing:
             else {},
             headroom=self._cache.headroom_excluding(namespace, uid),
             nominated_ahead={row.node for row in self._cache.reservations.rows_in_phases(Phase.NOMINATED)},
-            ranks=self._ranks(placement_request),
+            ranks=self._rank_by_node(placement_request),
         )
 
     def _make_scorer(self, placement_request: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
@@ -327,8 +325,8 @@ class Placing:
 
     @contextmanager
     def _count_nominated(self, placement_request: PlacementRequest) -> Iterator[None]:
-        """Context manager: inside, the cards that are reserved for nominated pods count as used, and the pod's own
-        cards do not.
+        """Context manager: inside, the cards that are reserved for nominated pods are used, and the pod's own cards are
+        free.
         """
         uid, priority = placement_request.pod.uid, placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
@@ -339,7 +337,7 @@ class Placing:
 
     @contextmanager
     def _node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
-        """Context manager: a scorer for single nodes. The pod's own holding does not count.
+        """Context manager: a scorer for single nodes. Inside, the pod's own holding is free.
 
         effort: the limit for all searches of the scorer together.
         """
@@ -351,13 +349,14 @@ class Placing:
             yield self._make_scorer(placement_request, effort)
 
     def place_on(self, placement_request: PlacementRequest, node: str) -> Placement | Refusal:
-        """The cards of one node for the pod. The pod's own holding does not count."""
+        """The cards of one node for the pod, which may be cards that the pod holds already."""
         with self._node_scorer(placement_request, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
     def score_nodes(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of the nodes that fit, and the refusals of the other nodes. The pod's own reservation does not
-        count. Raises SearchTooLong.
+        """The scores of the nodes that fit, and the refusals of the other nodes, as if the pod had no reservation.
+
+        Raises SearchTooLong.
         """
         if placement_request.searched is not None and placement_request.searched.scores:
             return placement_request.searched.scores, placement_request.searched.refusals
@@ -370,7 +369,7 @@ class Placing:
             )
         self._cache.sync_cards()
         scores, refusals = self._score_unranked(placement_request)
-        return order_by_rank(scores, self._ranks(placement_request)), refusals
+        return order_by_rank(scores, self._rank_by_node(placement_request)), refusals
 
     def _score_unranked(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         """As `score_nodes`, as if all nodes had the same rank."""
@@ -432,9 +431,9 @@ class Placing:
     def _place_on_searched(
         self, placement_request: PlacementRequest, searched: SearchedNodes
     ) -> Placement | Unplaceable:
-        """The first of the best nodes that still fits the pod: the cluster may have changed since the search."""
+        """The first of the best nodes that still fits the pod, since the cluster may have changed after the search."""
         effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
-        ranks = self._ranks(placement_request._replace(nodes=searched.best))
+        ranks = self._rank_by_node(placement_request._replace(nodes=searched.best))
         best = sorted(searched.best, key=ranks.__getitem__) if ranks else searched.best
         # Only what is reserved on these nodes counts: of a big gang, cards of hundreds of nodes may be reserved.
         with self._node_scorer(placement_request._replace(nodes=best), effort) as scorer:

@@ -1,4 +1,4 @@
-"""The engine of the scored policies: created when the setting or a pod first requests such a policy, and then updated.
+"""Keeps the engine of the scored policies. It is created when the setting or a pod first requests such a policy.
 
 This module imports the engine only when it is needed, so that a cluster that only uses `binpack` never imports numpy.
 """
@@ -24,8 +24,10 @@ _KNOWN = 65_536  # pods that are remembered as counted, so that a pod that is tr
 
 
 class ScoredPolicies:
-    """Chooses nodes and cards by a scored policy. The caller of `place` and `score_nodes` holds the state's lock; the
-    other methods, for `WorkloadController`, take it themselves.
+    """Chooses nodes and cards by a scored policy.
+
+    The caller of `place` and `score_nodes` holds the state's lock. The other methods, which `WorkloadController` calls,
+    acquire the lock themselves.
 
     `binpack` decides until `WorkloadController` has created the engine, and while the engine has too little data about
     the nodes.
@@ -73,7 +75,7 @@ class ScoredPolicies:
         return self._engine is not None
 
     def start_engine(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
-        """Create the engine, which from now on decides for pods with scored policies.
+        """Create the engine. From now on it chooses nodes and cards for pods with scored policies.
 
         make: the engine's class.
         policy: the policy that most pods use.
@@ -108,18 +110,18 @@ class ScoredPolicies:
             return dict(self._engine.workload.counts) if self._engine is not None else {}
 
     def dump_workload(self) -> str | None:
-        """The workload as text, to be saved; None if there is none."""
+        """The workload as text, for saving; None if there is no workload."""
         with self._lock:
             return self._engine.workload.dump() if self._engine is not None else None
 
     def load_workload(self, text: str) -> None:
-        """Continue from a saved workload. Raises InvalidWorkload."""
+        """Restore a saved workload into the engine. Raises InvalidWorkload."""
         with self._lock:
             if self._engine is not None:
                 self._engine.workload.load(text)
 
     def _engine_for(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
-        """The engine if it can decide by this policy now, else None. Counts the pod as part of the workload."""
+        """The engine if it can decide by this policy now, else None. Adds the pod to the observed workload."""
         self.is_requested = self.is_requested or policies.find_policy(policy).is_scored
         engine = self._updated_engine()
         if engine is None:

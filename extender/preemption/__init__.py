@@ -1,9 +1,9 @@
 """Preemption: which pods must be evicted for a pod or for a gang.
 
 Input: the victims that kube-scheduler proposes, by node. Output: the extender's victims, and the reservation for the
-pod until they are gone (`cache.nominations`). The search for victims is in `cardwise.core.preemption`.
+pod until the victims are gone (`cache.nominations`). The search for victims is in `cardwise.core.preemption`.
 `controllers.evictions` evicts victims for pods for which kube-scheduler never preempts.
 
     preemption      the victims for one pod, and which evictions are still needed
-    gangpreemption  the victims for a member of a gang, by the needs of the whole gang
+    gangpreemption  the victims for a member of a gang, chosen for the whole gang
 """

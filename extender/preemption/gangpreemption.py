@@ -1,17 +1,19 @@
 """Preemption for gangs: a member gets victims only if all missing members of its gang then fit.
 
 Theory of operation. kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers
-the whole gang: what is free or becomes free, for which members victims terminate already, and which pods must be
-evicted for the other members. Members are put where the least harmful victims are, and after 1, 3, 7, … of them the
-rest of the gang is planned on what is free: a plan costs more than a search on a node. The answer has only the victims
-for the requested pod. What the other members get is reserved until kube-scheduler calls for them.
+the whole gang: which capacity is free or becomes free, for which members victims terminate already, and which pods must
+be evicted for the other members. Members are placed where the least harmful victims are. After 1, 3, 7, … such members
+the rest of the gang is planned on the free capacity; it is not planned after each member, since a plan costs more than
+a search on a node. The answer has only the victims for the requested pod. The places of the other members are reserved
+until kube-scheduler calls for these members.
 
-Example: a gang of 5 members, a GPU each; 1 GPU is free on n3, and pods of lower priority have 2 on n1 and 2 on n2. With
+Example: a gang has 5 members that request a GPU each. 1 GPU is free on n3, and pods of lower priority have 2 GPUs on n1
+and 2 on n2. With
 1 member on n1 in place of a victim, only 2 members fit, and with 3 such members only 4. The next step allows 7: all 4
 GPUs of n1 and n2 are cleared, the fifth member gets the free GPU, and the gang is complete after 4 plans.
 
-The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and checks afterwards under the
-lock whether the result of the search is still valid (docs/design/0032-snapshots.md).
+The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and after the search it checks
+under the lock whether the result is still valid (docs/design/0032-snapshots.md).
 """
 
 import heapq
@@ -34,7 +36,7 @@ from extender.cache.nominated import NominatedPods
 from extender.cache.nominations import MemberReservation, NominatedPlace
 from extender.cache.pacing import PlanningStopped, stop_when
 from extender.gangs.gangplaces import GangPlaces
-from extender.gangs.gangplanner import GangPlanner, PlannedGang
+from extender.gangs.gangplanner import GangPlanner, GangToPlan
 from extender.gangs.gangs import Gangs
 from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
@@ -71,7 +73,7 @@ class GangVictims:
 
     member_victims: the members for which pods are evicted; the requested pod comes first.
     search_order: the same members, in the order in which the search has chosen their victims.
-    places: the other members.
+    places: the places of the other members.
     """
 
     member_victims: tuple[_MemberVictims, ...]
@@ -112,8 +114,9 @@ class GangSearch:
 
     scheduler_victims: kube-scheduler's own victims, by node.
     own_eviction_nodes: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods
-        `refused` stay (`NominatedPods.find_victims`).
-    for_scheduler: kube-scheduler has called preempt for the pod, so the pod must not be placed on `own_eviction_nodes`.
+        `refused` are not evicted (`NominatedPods.find_victims`).
+    for_scheduler: whether kube-scheduler has called preempt for the pod. Then the pod must not be placed on
+        `own_eviction_nodes`.
     is_over: returns whether the search must end.
     find_victims: finds the victims for the pod alone on one node of a snapshot.
     commit: called under the lock with victims that are valid at that moment. Returns whether the victims were
@@ -141,13 +144,13 @@ class GangSnapshot:
     """A pod's gang and the cluster, as they were at one moment.
 
     members: all members, by UID.
-    missing: the members that the plan does not have yet.
-    unplaced: those of them for which no victims terminate.
-    freed: `Capacity.freed_count` then.
+    missing: the members that are not in the plan yet.
+    unplaced: the missing members for which no victims terminate.
+    freed: `Capacity.freed_count` at that moment.
     """
 
     cluster: ClusterView
-    gang: PlannedGang
+    gang: GangToPlan
     members: Mapping[str, Member]
     missing: Sequence[Member]
     unplaced: Sequence[Member]
@@ -155,8 +158,9 @@ class GangSnapshot:
 
 
 class GangPreemption:
-    """Takes snapshots of gangs, and checks the results of searches. Not thread-safe: the caller holds the lock of
-    `State`.
+    """Takes snapshots of gangs, and checks the results of searches.
+
+    Not thread-safe: the caller holds the lock of `State`.
     """
 
     def __init__(self, gangs: Gangs, places: GangPlaces, *, cache: Cache, clock: Clock) -> None:
@@ -188,15 +192,14 @@ class GangPreemption:
 
         cluster: a snapshot that was taken since the caller took the lock.
 
-        Cards that are reserved for the pod itself do not count as a placement: the caller has found that waiting for
-          them is not enough.
+        A pod with reserved cards is unplaced as well: the caller has found that waiting for these cards is not enough.
         """
         gang, unplaced = self._gangs.gang_of(uid), self._unplaced_members(uid, including=uid)
         if gang is None or all(member.uid != uid for member in unplaced):
             return None
         return GangSnapshot(
             cluster,
-            self._places.planned_gang(gang, self._clock.now()),
+            self._places.make_gang_to_plan(gang, self._clock.now()),
             members=dict(gang.members),
             missing=gang.missing_in_plan(),
             unplaced=unplaced,
@@ -208,11 +211,11 @@ class GangPreemption:
         return self._freed_count() != snapshot.freed
 
     def changed_nodes(self, snapshot: GangSnapshot, claimant: WaitingPod, nodes: Iterable[str]) -> list[str]:
-        """Those of the nodes on which the victims for the pod may have changed since the snapshot."""
+        """The given nodes on which the victims for the pod may have changed since the snapshot."""
         return list(filter(Changes(self._cache, snapshot.cluster, claimant).may_concern, nodes))
 
     def has_members_changed(self, snapshot: GangSnapshot, claimant: WaitingPod) -> bool:
-        """Whether the unplaced members, or what is reserved for the pod, have changed since the snapshot."""
+        """Whether the unplaced members, or the reservation for the pod, have changed since the snapshot."""
         nomination_then = snapshot.cluster.moment.nominations.get(claimant.uid)
         nomination = self._nominations.get(claimant.uid)
         if nomination is None or nomination_then is None:
@@ -245,7 +248,7 @@ class GangPreemption:
 
 
 class GangVictimSearch:
-    """Searches victims for a gang on a snapshot. It changes the snapshot: it reserves there what it chooses.
+    """Searches victims for a gang on a snapshot. Changes the snapshot: reserves the chosen places there.
 
     nominated: the nominated pods on the snapshot.
     planner: plans gangs on the snapshot.
@@ -290,9 +293,9 @@ class GangVictimSearch:
         )
 
     def suffices_without_last(self, gang_victims: GangVictims) -> bool:
-        """Whether the gang is complete on this snapshot also if the last of the members with victims gets none.
+        """Whether the gang is complete on this snapshot even if the last of the members with victims gets no victims.
 
-        These members have the same shape, so if not, then all these victims are needed.
+        These members have the same shape. So if the result is False, all these victims are needed.
         """
         *earlier, _ = (placed for placed in gang_victims.search_order if placed.victims.uids)
         for placed in earlier:
@@ -300,7 +303,7 @@ class GangVictimSearch:
         return self._count_capacities() and self._place_others() is not None
 
     def find_victims(self) -> GangVictims | None:
-        """The victims; None if the gang only has to wait, would not be complete, or the search is over."""
+        """The victims; None if the gang only has to wait, if it would not be complete, or if the search is over."""
         if gangplan.count_card_requests(self._snapshot.unplaced) > _MAX_CARD_REQUESTS or self.must_only_wait():
             return None
         count = 1
@@ -316,10 +319,10 @@ class GangVictimSearch:
             count = 2 * count + 1  # a plan costs more than a search on a node
 
     def still_holds(self, gang_victims: GangVictims, changed_nodes: Collection[str]) -> bool:
-        """Whether the result of another search is valid on this snapshot, too. Reserves it in the snapshot.
+        """Whether the result of another search is also valid on this snapshot. Reserves the result in the snapshot.
 
-        changed_nodes: where the snapshots may differ. On these nodes the victims are searched again, and must be the
-          same pods; and the nodes and cards of the other members are checked.
+        changed_nodes: where the snapshots may differ. On these nodes the search is repeated and must find the same
+            victims, and the nodes and cards planned for the other members must still be free.
         """
         without_place = {member.uid for member in self._snapshot.unplaced}
         for node in changed_nodes:
@@ -335,7 +338,9 @@ class GangVictimSearch:
         return not places or self._are_places_free(places, without_place)
 
     def _count_capacities(self) -> bool:
-        """Count the capacities that a plan of all members reads. Returns False if the search is over before."""
+        """Compute the capacities that a plan of all members reads. Returns False if the search is over before they are
+        complete.
+        """
         try:
             self._planner.count_capacities(self._snapshot.unplaced, stop_when(self._search.is_over))
         except PlanningStopped:
@@ -343,7 +348,7 @@ class GangVictimSearch:
         return True
 
     def _reserve_victims(self, placed: _MemberVictims) -> None:
-        """Put the member on its node in the snapshot, where its victims count as gone from now on."""
+        """Place the member on its node in the snapshot, and treat its victims as gone from now on."""
         self._member_victims.append(placed)
         place = NominatedPlace(placed.victims.assignment, placed.victims.uids)
         self._nominations.set_places(placed.claimant, {placed.node: place}, self._clock.now())
@@ -385,8 +390,9 @@ class GangVictimSearch:
             return self._snapshot.cluster.has_load_for(pod_places) and self._snapshot.cluster.has_cards_for(pod_places)
 
     def _place_others(self) -> list[_MemberPlace] | None:
-        """Places without evictions for all members that are not put yet; None if they have none, or if all places
-        together exceed the quotas.
+        """The places, without evictions, for all members that are not placed yet.
+
+        None if a member has no such place, or if all places together exceed the quotas.
         """
         placed_uids = {placed.claimant.uid for placed in self._member_victims}
         others = [member for member in self._snapshot.unplaced if member.uid not in placed_uids]
@@ -399,10 +405,11 @@ class GangVictimSearch:
         return GangVictims((first, *others), tuple(self._member_victims), tuple(places))
 
     def _exceeds_quota(self, places: Iterable[_MemberPlace]) -> bool:
-        """Whether what the members get from the chosen victims, `places`, and what is reserved for other members
-        together exceed the quotas of the gang's namespace.
+        """Whether the members' shares together exceed the quotas of the gang's namespace.
 
-        Quotas do not count what is reserved for nominated pods (`NominatedPods.reservations_on`).
+        These are: the shares on the chosen victims' cards, the shares of `places`, and the reservations for other
+        members. The ledger's used amounts do not include reservations for nominated pods
+        (`NominatedPods.reservations_on`).
         """
         headroom = self._snapshot.cluster.headroom(self._snapshot.gang.namespace)
         if not headroom:
@@ -447,7 +454,9 @@ class GangVictimSearch:
             heapq.heappush(self._queue, (harm, node))
 
     def _next_node(self, count: int) -> tuple[_Harm, str] | None:
-        """Take the node for the next member out of the queue; None if `count` members are put, or no node is left."""
+        """Take the node for the next member out of the queue; None if `count` members are placed, or no node is
+        left.
+        """
         queue, own_nodes = self._queue, self._search.own_eviction_nodes
         if self._claimant_victims is None and self._search.for_scheduler and own_nodes:
             entry = min((queued for queued in queue if queued[1] not in own_nodes), default=None)
@@ -465,7 +474,7 @@ class GangVictimSearch:
         """The victims on the node; None if no eviction helps.
 
         excluded: members for which no pods are evicted.
-        first: no member has been put on the node yet.
+        first: whether no member has been placed on the node yet.
         """
         search = self._search
         refused = search.refused if node in search.own_eviction_nodes else None
@@ -495,9 +504,10 @@ class GangVictimSearch:
         return {node for node, victims in self._victims_by_node.items() if not victims.uids}
 
     def _find_places(self, members: Sequence[Member], nodes: Collection[str]) -> list[_MemberPlace] | None:
-        """Places for all of these members once all victims are gone, with their cards; None if there are none.
+        """For each of these members, the node and the cards that it gets once all victims are gone; None if not all
+        fit.
 
-        nodes: may be used besides those that kube-scheduler has offered.
+        nodes: further nodes that may be used, in addition to the nodes that kube-scheduler has offered.
         """
         shape = self._snapshot.members[self._search.claimant.uid].shape
         with self._after_evictions({member.uid for member in members}, nodes):
@@ -510,8 +520,8 @@ class GangVictimSearch:
         ]
 
     @cached_property
-    def _gang_on_open_nodes(self) -> PlannedGang:
-        """The gang without the offers of nodes that take no pods since kube-scheduler has offered them."""
+    def _gang_on_open_nodes(self) -> GangToPlan:
+        """The gang without the offers of nodes that have closed since kube-scheduler offered them."""
         gang = self._snapshot.gang
         offered = set[str]().union(*gang.offers.values())
         closed = set(filter(self._loads.is_unavailable, offered))
@@ -523,14 +533,14 @@ class GangVictimSearch:
     def _after_evictions(
         self, excluded: Collection[str], nodes: Iterable[str], *, only: Collection[str] | None = None
     ) -> Iterator[None]:
-        """Context manager: inside, all victims are gone, and the pods that they are evicted for are placed.
+        """Context manager: inside, all victims are gone, and the pods for which they are evicted are placed.
 
-        nodes: where terminating pods are gone, too.
-        only: the nodes that the caller reads; the others may stay as they are. None: all nodes. Takes 0.1 ms for each
-            nominated pod there.
+        nodes: the nodes where terminating pods are gone as well.
+        only: the nodes that the caller reads; other nodes may stay unchanged. None: all nodes. Takes 0.1 ms for each
+            nominated pod on these nodes.
         """
         priority = self._search.claimant.request.priority
-        victims = self._nominations.all_victims()
+        victims = self._nominations.victim_nodes_by_uid()
         leaving = {uid: node for uid, node in victims.items() if only is None or node in only}
         leaving_keys: list[str] = []
         for node in {*nodes, *leaving.values()}:

@@ -1,12 +1,12 @@
-"""Preemption: which pods of a node must be evicted for a pod, and the cards that are reserved for it meanwhile.
+"""Preemption: which pods of a node must be evicted for a pod, and which cards are reserved for the pod meanwhile.
 
-Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`.
+This module belongs to the state and uses its lock. The search for victims is in `cardwise.core.preemption`.
 
-kube-scheduler asks only about nodes whose totals are short of something. Its dry run takes all pods of lower priority
-from the node and puts them back one by one while its own filters pass. For it whole cards and shares are different
-resources, and memory is one sum for all cards. If only cards are short it therefore puts every pod back, has no victim,
-and never calls the verb preempt (`SelectVictimsOnNode`, `DryRunPreemption`). For those nodes the extender itself
-preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
+kube-scheduler calls preempt only for nodes where a total is too small. Its dry run removes all pods of lower priority
+from the node, and puts them back one by one while its own filters pass. For kube-scheduler, whole cards and shares are
+different resources, and memory is one sum for all cards. So if only single cards are too full, it puts every pod back,
+has no victim, and never calls the verb preempt (`SelectVictimsOnNode`, `DryRunPreemption`). For such nodes the extender
+itself preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
 `controllers.evictions` evicts them.
 """
 
@@ -65,7 +65,7 @@ _ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The victims that the extender itself evicts, the pod that they are evicted for, and what is reserved for it."""
+    """The victims that the extender itself evicts, the pod for which they are evicted, and the pod's reservation."""
 
     claimant: WaitingPod
     node: str
@@ -113,7 +113,7 @@ class _Commit(Enum):
 class _Candidates(NamedTuple):
     """The victims for a pod by node, and the snapshots on which they were found.
 
-    gang: of the pod's gang; None if it has none, or if the gang gets no victims.
+    gang: the snapshot of the pod's gang; None if the pod has no gang, or if the gang gets no victims.
     """
 
     cluster: ClusterView
@@ -162,14 +162,14 @@ class Preemption:
             self._cache.budgets.remove_budget(key)
 
     def find_unknown_cards(self, nodes: Collection[str] | None, is_over: Callable[[], bool]) -> None:
-        """Find the cards of nominated pods for which another extender has answered the preemption.
+        """Find the cards of nominated pods for which another extender has answered preempt.
 
         nodes: where the pods are nominated; None: all nodes.
         is_over: returns whether the search must end.
 
-        The search runs on a snapshot, since it takes 1 ms for a pod on a node of 100 pods. A search for victims comes
-        afterwards, on another snapshot: two searches could find different cards. So what is found is kept, and also
-        that nothing was found, until the node changes.
+        The search runs on a snapshot, since it takes 1 ms for a pod on a node of 100 pods. A search for victims follows
+        on another snapshot, and must not find different cards. So the result is kept until the node changes, also if no
+        cards were found.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -179,7 +179,7 @@ class Preemption:
             if not unknown_nodes:
                 return
             snapshot = self._cache.snapshot()
-        searched_places = self._nominated.on_snapshot(snapshot).search_unknown_cards(unknown_nodes, is_over)
+        searched_places = self._nominated.with_snapshot(snapshot).search_unknown_cards(unknown_nodes, is_over)
         with self._lock:
             if not self._cache.has_leader_changed(snapshot):
                 for place in searched_places:
@@ -190,11 +190,12 @@ class Preemption:
     def answer_preempt(
         self, claimant: WaitingPod, policy: str, scheduler_victims: Mapping[str, Collection[str]], *, member: bool
     ) -> dict[str, Victims]:
-        """The victims that make the pod fit, by node, without nodes where no eviction helps. Reserves the freed cards
-        for the pod.
+        """The victims whose eviction makes the pod fit, by node. Reserves the freed cards for the pod.
+
+        Leaves out nodes where no eviction helps.
 
         scheduler_victims: kube-scheduler's own victims, by node.
-        member: the pod may be in a gang that does not run.
+        member: whether the pod may be in a gang that does not run.
         """
         until = self._clock.now() + _SECONDS
         search_until = until - _PLANNING if member else until
@@ -213,7 +214,7 @@ class Preemption:
             call = _PreemptCall(claimant, policy, scheduler_victims, ours, excluded, self._refused)
             snapshot = self._cache.snapshot()
             gang_snapshot = self._gang_preemption.take_snapshot(claimant.uid, snapshot) if member else None
-        nominated, answers = self._nominated.on_snapshot(snapshot), dict[str, Victims]()
+        nominated, answers = self._nominated.with_snapshot(snapshot), dict[str, Victims]()
         for node in (*sorted(scheduler_victims), *sorted(ours)):
             if self._clock.now() > search_until:
                 break
@@ -242,7 +243,7 @@ class Preemption:
         return {first.node: first.victims}
 
     def are_pods_on(self, node: str, uids: Collection[str]) -> bool:
-        """Whether all these pods are on the node: kube-scheduler accepts no others in the answer."""
+        """Whether all these pods are on the node. kube-scheduler accepts only such pods in the answer."""
         with self._lock:
             uids_on_node = {placed.uid for _, placed in self._loads.pods_on(node)}
         return uids_on_node.issuperset(uids)
@@ -250,12 +251,12 @@ class Preemption:
     # Pods for which only the extender can preempt.
 
     def on_refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
-        """Record that filter has refused the pod, so that the extender preempts for it if that may help.
+        """Record that filter has refused the pod, so that the extender preempts for the pod if that may help.
 
-        nodes: where the node's own totals are not short, and an eviction could help. Empty: the pod waits for something
+        nodes: the nodes whose totals suffice, and where an eviction could help. Empty: the pod waits for something
             else.
 
-        A pod that waits for its quota preempts no pod.
+        Pods are not evicted for a pod that waits for its quota.
         """
         if not pod.uid:
             return
@@ -280,10 +281,10 @@ class Preemption:
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
     def next_evictions(self) -> list[Eviction]:
-        """The evictions for the next pod for which there are victims; its cards are reserved from now on.
+        """The evictions for the next pod for which there are victims. That pod's cards are reserved from now on.
 
-        Empty if no pod is due, or the search has taken `_SEARCHING` seconds. A pod cannot be a victim if a
-        PodDisruptionBudget protects it, if several cover it, or if its eviction was refused lately.
+        Empty if no pod is due, or if the search has taken `_SEARCHING` seconds. A pod cannot be a victim if a
+        PodDisruptionBudget protects it, if several budgets cover it, or if its eviction was refused lately.
         """
         began = self._clock.cpu()
         while self._clock.cpu() - began < _SEARCHING:
@@ -317,11 +318,11 @@ class Preemption:
             return place is not None and victim in place.victims and not is_terminating
 
     def on_eviction_failed(self, eviction: Eviction, refused: Iterable[str], seconds: float) -> None:
-        """Release what is reserved for the pod: these victims could not be evicted.
+        """Release the pod's reservation, because victims could not be evicted.
 
-        refused: UIDs of the victims.
-        seconds: for how long they are not chosen again. Otherwise the same victims would be tried again and again, and
-          other pods would be evicted without effect.
+        refused: UIDs of these victims.
+        seconds: for how long these victims are not chosen again. Otherwise the same victims would be tried again and
+            again, and other pods would be evicted without effect.
         """
         with self._lock:
             self._refused = self._refused | dict.fromkeys(refused, self._clock.now() + seconds)
@@ -337,7 +338,7 @@ class Preemption:
             return self._commit_eviction(pending, candidates.cluster, candidates.victims)
 
     def _search_for_gang(self, pending: PendingPreemption) -> list[Eviction]:
-        """The evictions for all members that lack cards, together: if one victim may not be evicted, none is."""
+        """The evictions for all members that lack cards. If one victim may not be evicted, no victim is evicted."""
         uid = pending.claimant.uid
         with self._lock:
             if not self._gang_preemption.is_in_pending_gang(uid):
@@ -397,7 +398,7 @@ class Preemption:
             if snapshot is not None:
                 changes = Changes(snapshot.cluster, former.cluster, search.claimant)
                 changed_nodes = filter(changes.may_concern, search.nodes)
-                victims_by_node = self._find_again(search, snapshot, victims_by_node, changed_nodes)
+                victims_by_node = self._search_nodes_again(search, snapshot, victims_by_node, changed_nodes)
         return None
 
     def _commit_gang(
@@ -407,10 +408,10 @@ class Preemption:
         victims_by_node: Mapping[str, Victims],
         gang_victims: GangVictims,
     ) -> _Commit:
-        """Commit the victims, if they are still valid, and if fewer are not enough now.
+        """Commit the victims, if they are still valid, and if fewer victims are not enough now.
 
-        Fewer may be enough if capacity was freed, or if something has changed on the nodes where the pod's victims were
-        searched. This is checked on a later snapshot, at most `_MAX_FEWER_CHECKS` times.
+        Fewer victims may be enough if capacity was freed, or if something has changed on the nodes where the pod's
+        victims were searched. This is checked on a later snapshot, at most `_MAX_FEWER_CHECKS` times.
         """
         claimant, latest, checked, checks = search.claimant, snapshot, snapshot, 0
         for _ in range(_MAX_CHECKS):
@@ -440,17 +441,17 @@ class Preemption:
                 continue
             if later is None:
                 return _Commit.REFUSED
-            victims_by_node = self._find_again(search, later, victims_by_node, changed_nodes)
+            victims_by_node = self._search_nodes_again(search, later, victims_by_node, changed_nodes)
             if self._make_gang_search(search, later, victims_by_node).suffices_without_last(gang_victims):
                 return _Commit.CONFLICT
             latest, checks = later, checks + 1
         return _Commit.CONFLICT
 
-    def _find_again(
+    def _search_nodes_again(
         self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims], nodes: Iterable[str]
     ) -> dict[str, Victims]:
-        """The victims by node; on these nodes they are searched again on the snapshot, until the search is over."""
-        nominated, searched_again = self._nominated.on_snapshot(snapshot.cluster), dict[str, Victims | None]()
+        """The victims by node, after searching `nodes` again on the snapshot, as far as the search's time allows."""
+        nominated, searched_again = self._nominated.with_snapshot(snapshot.cluster), dict[str, Victims | None]()
         for node in nodes:
             if search.is_over():
                 break
@@ -469,7 +470,7 @@ class Preemption:
     def _make_gang_search(
         self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims]
     ) -> GangVictimSearch:
-        nominated = self._nominated.on_snapshot(snapshot.cluster)
+        nominated = self._nominated.with_snapshot(snapshot.cluster)
         planner = self._places.make_planner(snapshot.cluster, nominated)
         return GangVictimSearch(
             search, snapshot, victims_by_node, nominated=nominated, planner=planner, clock=self._clock
@@ -490,7 +491,7 @@ class Preemption:
             freeing_nodes, refused = self._nodes_freeing_cards(set(pending.nodes)), self._refused
             snapshot = self._cache.snapshot()
             gang = self._gang_preemption.take_snapshot(pending.claimant.uid, snapshot) if pending.gang else None
-        nominated, other_nodes = self._nominated.on_snapshot(snapshot), set(pending.nodes) - freeing_nodes
+        nominated, other_nodes = self._nominated.with_snapshot(snapshot), set(pending.nodes) - freeing_nodes
         candidates, enough = dict[str, Victims](), _ENOUGH * max(1, len(excluded))
         for node in (*freeing_nodes, *_sample_nodes(other_nodes, len(other_nodes))):
             victims = nominated.find_unprotected_victims(
@@ -503,11 +504,12 @@ class Preemption:
         return _Candidates(snapshot, gang, candidates)
 
     def _await_chosen_nodes(self) -> None:
-        """Wait until it is known which nodes kube-scheduler has chosen of the last answers, but not for long.
+        """Wait, for at most `_CHOICE_SECONDS`, until it is known which nodes kube-scheduler has chosen from the last
+        answers.
 
-        kube-scheduler writes its choice before it calls for another pod, but our watch may be late. Until then the
-        cards on all nodes of those answers are reserved; these may be all nodes, and no event would requeue a pod that
-        gets none.
+        kube-scheduler writes its choice before it calls for another pod, but our watch may be late. Until the choice is
+        known, the cards on all nodes of the last answers are reserved. These may be all nodes of the cluster, and no
+        event would requeue a pod that gets no card for this reason.
         """
         until = self._clock.now() + _CHOICE_SECONDS
         while self._clock.now() < until:
@@ -524,7 +526,7 @@ class Preemption:
         return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
 
     def _nodes_with_freed_cards(self, nodes: set[str], changes: Changes) -> list[str]:
-        """Those of the nodes where cards may have become free, or begun to become free, since the snapshot."""
+        """The given nodes where cards may have become free, or begun to become free, since the snapshot."""
         freeing_nodes = self._nodes_freeing_cards(nodes)
         return [
             node
@@ -539,7 +541,7 @@ class Preemption:
         return self._needs_no_victims(search.claimant.uid)
 
     def _commit_gang_answer(self, gang_victims: GangVictims) -> bool:
-        """Reserve what an answer to kube-scheduler promises."""
+        """Reserve the cards that an answer to kube-scheduler promises to the gang."""
         first = gang_victims.member_victims[0]
         place = NominatedPlace(first.victims.assignment, first.victims.uids, gang_victims.reservations)
         self._nominations.set_places(first.claimant, {first.node: place}, self._clock.now())
@@ -574,16 +576,14 @@ class Preemption:
         return Eviction(claimant, node, tuple(pods_by_uid[uid].ref for uid in victims.uids), place)
 
     def _reserve_evictions(self, evictions: list[Eviction]) -> list[Eviction]:
-        """Reserve what these evictions free. All of them are created before, so that an error leaves no reservation
-        behind.
-        """
+        """Reserve the cards that these evictions free. All of them exist already, so an error reserves nothing."""
         now = self._clock.now()
         for eviction in evictions:
             self._nominations.set_own_place(eviction.claimant, eviction.node, eviction.place, now)
         return evictions
 
     def _is_over_quota(self, pod: Pod) -> bool:
-        """Whether the quotas of the pod's namespace leave no card for the pod, whichever pods are evicted."""
+        """Whether the pod exceeds the quotas of its namespace, whichever pods are evicted."""
         namespace, request = pod.ref.namespace, pod.request
         return request is not None and self._cache.limits.is_exceeded_by(self._cache.ledger, namespace, request)
 
@@ -598,9 +598,9 @@ class Preemption:
         )
 
     def _must_only_wait(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
-        """Whether victims terminate for the pod already, and are enough.
+        """Whether victims terminate for the pod already, and suffice.
 
-        Then the pod is requeued when they may no longer be enough although none of them has ended.
+        If so, the pod is requeued when these victims may no longer suffice although none of them has ended.
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
         for node in nomination.places if nomination is not None and nomination.named_node else ():
@@ -622,9 +622,9 @@ class Preemption:
 
         candidates: the victims on the snapshot, by node.
 
-        Where something has changed since, the victims are searched again before they are chosen. If that takes more
-        than `LOCKED_SECONDS` seconds of CPU, no pod is evicted now. Nodes where cards may have become free come first:
-        the pod may only have to wait there. They are searched for half of the time.
+        On nodes that have changed since the snapshot, the victims are searched again before they are chosen. If that
+        takes more than `LOCKED_SECONDS` seconds of CPU, no pod is evicted now. Nodes where cards may have become free
+        come first, since the pod may only have to wait there; they get half of this time.
         """
         claimant, changes = pending.claimant, Changes(self._cache, snapshot, pending.claimant)
         if self._cache.has_leader_changed(snapshot):
@@ -664,12 +664,12 @@ class Preemption:
     def _commit_answers(
         self, call: _PreemptCall, snapshot: ClusterView, answers: dict[str, Victims]
     ) -> dict[str, Victims]:
-        """The answers that are valid in the cluster as it is now; reserves the freed cards.
+        """The answers that are valid in the cluster as it is now. Reserves the freed cards.
 
         answers: the victims on the snapshot, by node.
 
-        On nodes that have changed since, the victims are searched again, for `LOCKED_SECONDS` of CPU time. Further
-        changed nodes are left out, and kube-scheduler chooses among the others.
+        On nodes that have changed since the snapshot, the victims are searched again, for `LOCKED_SECONDS` of CPU time.
+        Changed nodes that are not searched in this time are left out, and kube-scheduler chooses among the others.
         """
         if self._cache.has_leader_changed(snapshot):
             return {}

@@ -1,4 +1,4 @@
-"""The scheduling queue: the pending pods, why each is pending, and what would requeue it.
+"""The scheduling queue: the pending pods, why each pod is pending, and which events requeue it.
 
 Input: records of pods without a node, refusals of filter, and freed capacity. Output: the node to annotate so that
 kube-scheduler tries pending pods again, and the next pod for `nomination`.

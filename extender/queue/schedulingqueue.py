@@ -1,4 +1,4 @@
-"""The scheduling queue: one row for each pod without a node, with its request, why it is pending, what requeues it.
+"""The scheduling queue: one row for each pod without a node. A row has the pod's request, and why the pod is pending.
 
 kube-scheduler tries pods in the order of its own queue. This queue has only the extender's knowledge of that queue::
 
@@ -17,10 +17,11 @@ failed node is avoided for `_AVOID_SECONDS`.
 After each such change kube-scheduler tries all refused pods. For a thousand pods this takes many seconds, in which pods
 that request no GPU wait, too. So capacity that pods release requeues pods only if at least one refused pod does not
 *await a plan*. Members of a gang without a plan await a plan: the gang planner sees freed capacity itself, and requeues
-the members once it has places for all of them. For example, two gangs of 500 members are pending and a pod of 1 MiB
-comes and goes each second: no node is changed.
+the members once it has places for all of them. For example, two gangs of 500 members are pending, and each second a pod
+of 1 MiB starts and ends: no node is changed.
 
-A row is created when the watch shows the pod or when filter is called for it. Not thread-safe: `State.queue` locks.
+A row is created when the watch shows the pod or when filter is called for it. Not thread-safe: the caller holds the
+lock of `State`, as in `State.queue`.
 """
 
 import math
@@ -107,7 +108,7 @@ class QueuedPod:
     request: the pod's request and resourceVersion at the last filter call, stored until its bind.
     rank: the pod's position in the order at the last filter call.
     last_refused: when filter last had no node for the pod.
-    reason: the most frequent refusal of the nodes at that time.
+    reason: the most frequent refusal among the nodes at that time.
     backoff: the seconds by which the last refused bind delayed the pod, if it is in a PodGroup of Kubernetes.
     backoff_until: when that delay ends.
     """
@@ -259,8 +260,8 @@ class SchedulingQueue:
     ) -> bool:
         """Record that filter is called for the pod. Returns whether the pod may be placed now.
 
-        After a refused bind, kube-scheduler tries a member of a PodGroup of Kubernetes again at once. So such a pod has
-        its back-off here, which doubles with each refused bind.
+        After a refused bind, kube-scheduler tries a member of a PodGroup of Kubernetes again at once. So for such a pod
+        the queue has a back-off, which doubles with each refused bind.
         """
         row, now = self._ensure_row(uid), self._clock.now()
         row.last_tried, row.request, row.rank, row.considered = now, request, rank, True
@@ -308,7 +309,7 @@ class SchedulingQueue:
     def refusal_counts(self) -> Counter[str]:
         """The number of refused pods, by the most frequent reason of the nodes.
 
-        A pod that the watch does not show counts for `_WATCH_LAG_SECONDS` only: the pod is new, or it was deleted
+        A pod that the watch does not show is included for `_WATCH_LAG_SECONDS` only: the pod is new, or it was deleted
         before filter was called.
         """
         now = self._clock.now()
@@ -329,9 +330,9 @@ class SchedulingQueue:
         return row.rank if row is not None else None
 
     def take_request(self, uid: str) -> tuple[PodRequest, str] | None:
-        """Remove and return the pod's request and resourceVersion of its last filter call; None if there are none.
+        """Remove and return the request and resourceVersion from the pod's last filter call; None if there are none.
 
-        A second bind call does not need them, because kube-scheduler calls filter again before it.
+        A second bind call does not need them, because kube-scheduler calls filter again before the second bind.
         """
         row = self._pods.get(uid)
         if row is None:
@@ -361,24 +362,25 @@ class SchedulingQueue:
     def on_capacity_freed(
         self, node: str = "", *, seen_by_scheduler: bool = False, can_preempt: Callable[[int], bool]
     ) -> None:
-        """As `requeue_all`, but does nothing if all refused pods await a plan. For capacity that pods have released.
+        """As `requeue_all`, for capacity that pods have released. Does nothing if all refused pods await a plan.
 
-        can_preempt: returns whether pods below a priority could be evicted. If so, pods are requeued also for gangs of
-            that priority, which may need fewer victims now: kube-scheduler searches victims only when it tries a
-            member.
+        can_preempt: returns whether pods below a priority could be evicted. If so, members of gangs with that priority
+            are requeued although they await a plan: the gang may need fewer victims now, and kube-scheduler searches
+            victims only when it tries a member.
         """
         self._forget_old_refusals(self._clock.now())
         if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):
             self.requeue_all(node, seen_by_scheduler=seen_by_scheduler)
 
     def requeue_all_at(self, when: float) -> None:
-        """Requeue the refused pods at this time. For a pod that was refused only until then, and that no other event
-        may requeue.
+        """Requeue the refused pods at this time.
+
+        This is for a pod that was refused only until this time, and that no other event may requeue.
         """
         self._requeue_times.add(when)
 
     def requeue_all_refused_elsewhere(self) -> None:
-        """Requeue all pods, since another process may have refused some of them and can no longer requeue them."""
+        """Requeue all pods, since another process may have refused some of the pods and can no longer requeue them."""
         self._refused_elsewhere = True
         if self._requeue_node is None:
             self._requeue_node = ""
@@ -419,12 +421,12 @@ class SchedulingQueue:
     # The order of pods at the beginning of a leader epoch.
 
     def begin_retry_window(self) -> None:
-        """Begin a leader epoch: pods whose attempt failed while no extender served calls come first.
+        """Begin a leader epoch, in which pods whose attempt failed while no extender served calls come first.
 
         If no extender serves the call for a pod, the pod loses its nomination, and kube-scheduler tries it again up to
         ten seconds later than other pods. In that time pods of lower priority would take the cards that were just freed
-        for the pod, and it would preempt again. So pods of lower priority wait until the pod was tried once, or until
-        the retry window is over.
+        for the pod, and further pods would be evicted for it. So pods of lower priority wait until the pod was tried
+        once, or until the retry window is over.
         """
         self._epoch_start = self._clock.now()
         self._retry_window_end = self._epoch_start + _RETRY_WINDOW_SECONDS
@@ -460,9 +462,9 @@ class SchedulingQueue:
     def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str | None) -> None:
         """Record that the pod may preempt, and that only cards are short on these nodes.
 
-        At most `_MAX_PREEMPTING` pods are recorded. Pods of higher priority come first; within a priority each
-        namespace gets the same number of pods, and the namespaces with the least recent search time come first. A pod
-        that is not recorded may be recorded at its next refusal.
+        At most `_MAX_PREEMPTING` pods are recorded. Pods of higher priority come first. Within a priority each
+        namespace gets the same number of pods, and the namespaces with the smallest recent search time come first. A
+        pod that is not recorded may be recorded at its next refusal.
         """
         uid, now = claimant.uid, self._clock.now()
         pending_before = self._preempting.get(uid)
@@ -485,12 +487,12 @@ class SchedulingQueue:
                 del self._shares[share]
 
     def awaits_preemption_on(self, uid: str, nodes: Iterable[str]) -> bool:
-        """Whether the pod awaits a preemption on all of these nodes, by its newest refusal."""
+        """Whether the pod awaits a preemption on all of these nodes, according to its newest refusal."""
         pending = self._preempting.get(uid)
         return pending is not None and set(nodes) <= set(pending.nodes)
 
     def preemption_nodes(self, uid: str) -> tuple[str, ...]:
-        """The nodes of `await_preemption`; none if the pod does not await a preemption."""
+        """The pod's nodes from `await_preemption`; none if the pod does not await a preemption."""
         pending = self._preempting.get(uid)
         return pending.nodes if pending is not None else ()
 
@@ -499,9 +501,9 @@ class SchedulingQueue:
 
         is_helped: returns whether the pod with a UID no longer needs victims.
 
-        Namespaces share the search time fairly. Every other search is for a pod of any namespace; the searches between
+        Namespaces share the search time fairly. Every second search is for a pod of any priority; the other searches
         are for a pod of the highest priority. After a long search its namespace pauses (`SearchPauses`). Within a
-        namespace the pod of the highest priority comes first; of equal pods the pod that has been due for longest.
+        namespace the pod of the highest priority comes first; of equal pods, the pod that has been due for longest.
         """
         now = self._clock.now()
         for uid in [uid for uid, candidate in self._preempting.items() if now - candidate.refused > _FORGET_SECONDS]:
@@ -537,8 +539,8 @@ class SchedulingQueue:
         """Charge a search for the pod to its namespace.
 
         seconds: the CPU time of the search.
-        in_vain: whether no victims were found. If so, pods with an equal `key` are not due for a while either:
-            otherwise the equal pods of a Job would delay all other pods.
+        in_vain: whether no victims were found. If so, pods with an equal `key` are not due for a while either.
+            Otherwise the equal pods of a Job would delay all other pods.
         """
         self._searches.charge_write(pending.namespace, seconds)
         self._searched.add_use(pending.namespace, seconds)
@@ -561,11 +563,11 @@ class SchedulingQueue:
     # Private helpers.
 
     def _displace_preemption(self, share: _Share) -> bool:
-        """Remove a pod from the full table, to free a row for a pod of this share. Returns False if no pod may be
-        removed for this share.
+        """Remove a pod from the full table, to free a row for a pod of this share.
 
-        The removed pod has the lowest priority in the table. Within this priority its namespace has the most pods; of
-        several such namespaces it has the most recent search time.
+        Returns False if no pod may be removed for this share. The removed pod has the lowest priority in the table.
+        Within this priority its namespace has the most pods; of several such namespaces, its namespace has the largest
+        recent search time.
         """
         (priority, namespace), lowest = share, min(priority for priority, _ in self._shares)
         places = {name: uids for (entry_priority, name), uids in self._shares.items() if entry_priority == lowest}
@@ -578,8 +580,9 @@ class SchedulingQueue:
         return bool(largest)
 
     def _choose_requeue_node(self, preferred: str, nodes: Collection[str], now: float) -> str | None:
-        """The node to annotate: `preferred`, else the last annotated node, else any node. A node whose annotation
-        failed recently is chosen only if there is no other node.
+        """The node to annotate: `preferred`, else the last annotated node, else any node.
+
+        A node whose annotation failed recently is chosen only if there is no other node.
         """
         self._avoided_nodes = {
             node: until for node, until in self._avoided_nodes.items() if until > now and node in nodes
@@ -624,7 +627,7 @@ class SchedulingQueue:
     def _expected_priorities(self) -> Iterator[int]:
         """The priorities of pods whose attempt failed while no extender served calls, and that were not tried since.
 
-        Only pods whose schedulers call this extender count, since users may forge the statuses of their pods.
+        Leaves out pods whose schedulers do not call this extender, since users may forge the statuses of their pods.
         """
         return (
             pod.priority
@@ -633,7 +636,7 @@ class SchedulingQueue:
         )
 
     def _forget_old_refusals(self, now: float) -> None:
-        """Forget refusals that are older than `_FORGET_SECONDS`: these pods were deleted during their filter calls."""
+        """Forget refusals that are older than `_FORGET_SECONDS`. Their pods were deleted during their filter calls."""
         while self._unschedulable:
             uid, row = next(iter(self._unschedulable.items()))
             if now - row.last_refused <= _FORGET_SECONDS:

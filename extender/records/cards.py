@@ -1,7 +1,7 @@
-"""What the extender keeps of an ExtendedResource.
+"""The fields of an ExtendedResource that the extender keeps.
 
-A record has two sets of fields: for decisions, for the state; and the object's status, which `statuswriter` compares
-with the desired status. Both come from the same watch, so each object is decoded once, and they never differ.
+A record has the fields from which the state decides, and the object's status, which `statuswriter` compares with the
+desired status. Both come from the same watch: so each object is decoded once, and both are always of the same version.
 """
 
 from collections.abc import Mapping
@@ -25,9 +25,9 @@ _ENV_ACCESS = "env"  # a value of status.gpuAccess
 class CardRecord(NamedTuple):
     """An ExtendedResource: the card or device, its node, and the shares of deleted pods that the node still reports.
 
-    labels: further labels for selectors, in addition to those that are computed from other fields. Keys in lower case.
-    status: as the extender wrote it. Only `status.terminating` is read, and only when the card is seen for the first
-      time.
+    labels: labels for selectors, without the labels that are computed from other fields. Keys in lower case.
+    status: the status that the extender wrote. Only `status.terminating` is read, and only when the card is seen for
+      the first time.
     problem: the ignored part of the report, with the reason; None if nothing is ignored.
     env_access: whether the node gives cards by environment variables only, without CDI.
     """
@@ -42,7 +42,7 @@ class CardRecord(NamedTuple):
 
 
 def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
-    """Decode an ExtendedResource: its key and its record."""
+    """Decode an ExtendedResource; returns its key and its record."""
     resource = extendedresources.decode(raw)
     status = resource.status
     reported = tuple(extendedresources.reported_shares(resource))

@@ -1,11 +1,11 @@
-"""For nominating ahead: the nodes that kube-scheduler would not refuse for a pod (`nodeconstraints`), remembered.
+"""For nominating ahead: remembers the nodes that kube-scheduler would not refuse for a pod (`nodeconstraints`).
 
-A node may be nominated only if it is open and its labels and taints allow the pod. The capacity of nodes is not
-considered here, since it changes with every pod. Only rules that kube-scheduler certainly applies are evaluated here;
+A node may be nominated only if it is open and its labels and taints admit the pod. This module does not consider the
+capacity of nodes, since it changes with every pod. It evaluates only rules that kube-scheduler certainly applies;
 kube-scheduler applies the other rules itself. Pure; not thread-safe: the caller holds the lock of `State`.
 
 For new constraints all nodes are compared, which takes 20 ms with 5,000 nodes. So `search` does this on a copy of the
-nodes, without the lock, and `update` compares only nodes that have changed meanwhile.
+nodes, without the lock, and `update` compares only the nodes that have changed during the search.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -71,8 +71,9 @@ class FeasibleNodes:
         return self._nodes.copy()
 
     def feasible_nodes(self, key: bytes) -> set[str] | None:
-        """The nodes that are feasible for a pod with these constraints; None if they are not remembered, so that a
-        search is needed. The caller must not change the set.
+        """The nodes that are feasible for a pod with these constraints. The caller must not change the set.
+
+        None if the nodes are not remembered, so that a search is needed.
         """
         nodes = self._nodes_by_key.pop(key, None)
         if nodes is not None:
@@ -80,7 +81,7 @@ class FeasibleNodes:
         return nodes
 
     def update(self, key: bytes, searched: Mapping[str, NodeLabels], feasible: Collection[str]) -> set[str]:
-        """The nodes that are feasible now, by the result of a search; they are remembered.
+        """Remember the result of a search, updated to the present nodes. Returns the nodes that are feasible now.
 
         searched, feasible: the input and the result of `search`.
         """

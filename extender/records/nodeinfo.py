@@ -42,14 +42,14 @@ class PlacedPod(Struct, frozen=True, gc=False):
 
     @property
     def holds_cards(self) -> bool:
-        """Whether the pod holds cards or devices, by its annotations."""
+        """Whether the pod holds cards or devices, according to its annotations."""
         return False
 
 
 class NodeRecord(NamedTuple):
     """A Node: its allocatable resources, whether it accepts further pods, and its labels and taints.
 
-    offers_shares: False if the Node reports no slots for shares, as after the shutdown of its device plugin.
+    offers_shares: False if the Node reports no slots for shares, for example after the shutdown of its device plugin.
     """
 
     allocatable: Load | None = None
@@ -59,7 +59,7 @@ class NodeRecord(NamedTuple):
 
 
 def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
-    """Decode a Node: its name and its record."""
+    """Decode a Node; returns its name and its record."""
     node = nodes.decode(raw)
     allocatable = node.status.allocatable
     labels = {intern(key): intern(label_value) for key, label_value in node.metadata.labels.items()}

@@ -53,13 +53,13 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """A pending pod and its request: cards, cpu and memory (`load`), and constraints on its node (a key).
+    """A pending pod: its request for cards, its cpu and memory (`load`), and its constraints on nodes (as a key).
 
     version: the resourceVersion, as last seen.
     nominated_node: the node where kube-scheduler preempts for the pod; None for none.
     created: the creationTimestamp.
     rank: the pod's position in the order, as a gang of one.
-    wants_one_node: whether the pod's annotation says that the extender chooses the node.
+    wants_one_node: whether the pod's annotation says that filter returns only one node.
     """
 
     ref: PodRef
@@ -129,7 +129,7 @@ class Pod:
     def ended(self) -> bool:
         """Whether the pod's phase is final, and the kubelet reports no running container.
 
-        `podinfo` also detects a pod that is being deleted and whose containers end before its phase is final.
+        `podinfo` also detects a terminating pod whose containers end before its phase is final.
         """
         running = any((status.get("state") or {}).get("running") is not None for status in statuses_of(self._manifest))
         return (self._manifest.get("status") or {}).get("phase") in names.FINISHED_PHASES and not running
@@ -157,7 +157,7 @@ class Pod:
 
     @cached_property
     def load(self) -> Load:
-        """The cpu, memory and pod slots of its node that the pod uses."""
+        """The cpu, memory and pod slots that the pod uses on its node."""
         return loads.load_of_pod(pods.spec_of(self._spec))
 
     @cached_property
@@ -175,7 +175,7 @@ class Pod:
 
     @property
     def unscheduled(self) -> str | None:
-        """Why kube-scheduler has not placed the pod, by the pod's condition; None if the pod was not tried yet."""
+        """Why kube-scheduler has not placed the pod, from the pod's condition; None if the pod was not tried yet."""
         conditions = (self._manifest.get("status") or {}).get("conditions") or ()
         reasons = (condition.get("reason") for condition in conditions if condition.get("type") == "PodScheduled")
         return next(reasons, None) or None
@@ -184,8 +184,8 @@ class Pod:
     def nominated_node(self) -> str | None:
         """The node where kube-scheduler preempts for the pod, or None.
 
-        Returns None also if the status named the node before kube-scheduler tried the pod, or if the pod may not
-        preempt: then no pods are preempted on that node.
+        Also returns None if the status named the node before kube-scheduler tried the pod, or if the pod may not
+        preempt. In these cases no pods are preempted on that node.
         """
         return self.status_node if self.unscheduled == REFUSED and self.may_preempt else None
 
@@ -196,7 +196,7 @@ class Pod:
 
     @property
     def slots(self) -> frozenset[str]:
-        """The names of the containers with a slot. The webhook adds a slot to each container that requests cards or
+        """The names of the containers with a slot: the webhook adds one to each container that requests cards or
         devices.
         """
         return frozenset(
@@ -209,8 +209,9 @@ class Pod:
 
     @property
     def is_bound_by_extender(self) -> bool:
-        """Whether kube-scheduler may call an extender to bind the pod: the pod has no gate, and requests a resource of
-        Cardwise or is in a gang.
+        """Whether kube-scheduler may call an extender to bind the pod.
+
+        Such a pod has no gate, and it requests a resource of Cardwise or is in a gang.
         """
         return not self._spec.get("schedulingGates") and (
             bool(self.gang) or any(resource.startswith(_BOUND_BY_US) for resource in self._requested_resources)
@@ -226,9 +227,9 @@ class Pod:
 
         default: the result for pods without soft preferences and without the annotation.
 
-        False for a pod with soft preferences, which only kube-scheduler can weigh, unless the annotation says
-        otherwise. Always True for a member of a PodGroup of Kubernetes: kube-scheduler filters the next member before
-        it binds this one, and filter must not offer the same capacity for both.
+        False for a pod with soft preferences, unless the annotation says otherwise: only kube-scheduler can weigh soft
+        preferences. Always True for a member of a PodGroup of Kubernetes: kube-scheduler filters the next member before
+        it binds the present one, and filter must not offer the same capacity for both.
         """
         if self.grouped:
             return True
@@ -244,7 +245,7 @@ class Pod:
 
     @cached_property
     def rank(self) -> Rank:
-        """The pod's position in the order of gangs: a single pod is a gang of one."""
+        """The pod's position in the order of gangs; a single pod is treated as a gang of one."""
         single_member = Member(
             uid=self.uid,
             name=self.ref.name,
@@ -282,7 +283,7 @@ class Pod:
         )
 
     def waiting(self) -> WaitingPod:
-        """The WaitingPod of this pod, which must have no node. Raises InvalidRequest."""
+        """The pod as a WaitingPod. The pod must have no node. Raises InvalidRequest."""
         return WaitingPod(
             self.ref,
             self.request or PodRequest(containers=(), priority=self.priority),
@@ -335,7 +336,7 @@ class Pod:
             return None
 
     def _shape(self) -> str:
-        """A key that is equal for pods whose feasible nodes are the same for kube-scheduler."""
+        """A key that is equal for pods for which the same nodes are feasible for kube-scheduler."""
         shape = {
             "labels": {key: label_value for key, label_value in self._labels.items() if key not in _OF_ONE_POD},
             "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},

@@ -33,16 +33,16 @@ _UNANSWERED = "SchedulerError"  # the reason of the condition after a failed cal
 
 
 class PodRecord(PlacedPod, frozen=True, gc=False):
-    """A pod that requests or holds cards, or is in a gang, and is bound or finished.
+    """A pod that is bound or finished, and that requests or holds cards or is in a gang.
 
     finished: whether the pod's phase is final; then the pod uses no resources of its node.
-    ended: whether the kubelet reports that none of its containers runs or will run.
-    problem: why its annotations could not be read.
+    ended: whether the kubelet reports that no container of the pod runs or will run.
+    problem: why the pod's annotations could not be read.
     mps_client: how the pod uses MPS.
     bound_directly: whether another program has bound the pod, so that it lacks the cards or devices that it requests.
     peer_key: see `PodRequest.peer_key`; None for a pod that is being deleted.
 
-    Creating a Struct takes a tenth of the time of a dataclass.
+    It is a Struct, since creating a Struct takes a tenth of the time of a dataclass.
     """
 
     assignment: Assignment | None = None
@@ -71,8 +71,8 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     """A `PodRecord` of a pod that has no node yet.
 
     classes: the classes that the pod requests.
-    waiting_pod: the pod, if kube-scheduler preempts for it, or if it may be nominated; else None.
-    status_node: the node in its status if no pods are preempted there; an extender may have written it.
+    waiting_pod: the pod, if kube-scheduler preempts for it or if the pod may be nominated; else None.
+    status_node: the node in the pod's status, if no pods are preempted there. An extender may have written this node.
     turned_away: set if the pod is pending because no extender served its call.
     refused: whether kube-scheduler has tried the pod and found no node.
     is_bound_by_extender: see `Pod.is_bound_by_extender`.
@@ -90,17 +90,18 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
-    """The key of a pod and its record, which has fewer fields for a pod that requests no resource of Cardwise. None if
-    the pod does not count.
+    """Decode a pod; returns its key and its record. None if the extender ignores the pod.
+
+    The record has fewer fields for a pod that requests no resource of Cardwise.
     """
     pod = pods.decode(raw)
     if not any(sign in raw for sign in _SIGNS):
-        return _other_pod(pod)
+        return _record_without_request(pod)
     meta = pod.metadata
     if not pod.spec.node_name:
         return meta.uid, _waiting(raw, pod)
     if pod.static:
-        return _other_pod(pod)
+        return _record_without_request(pod)
     gang = meta.labels.get(names.GANG) or None
     member = _decode_whole_pod(raw).member() if gang else None
     assigned, problem = None, ""
@@ -111,9 +112,9 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     finished = pod.finished
     bound_directly = assigned is None and not problem and not finished and _SLOT in raw and _decode_whole_pod(raw).slots
     if assigned is None and not problem and member is None and not bound_directly:
-        return _other_pod(pod)
+        return _record_without_request(pod)
     return meta.uid, PodRecord(
-        *_place(pod, counts=not finished),
+        *_placed_pod_fields(pod, counts=not finished),
         grouped=pod.spec.scheduling_group is not None,
         group=None if gang or finished else _group(pod),
         assignment=assigned,
@@ -181,15 +182,16 @@ def _waiting_pod(pod: PodToPlace) -> WaitingPod | None:
         return None  # filter returns the error
 
 
-def _other_pod(pod: Pod) -> tuple[str, PlacedPod] | None:
-    """Key and record of a pod that requests no resource of Cardwise. The key is "namespace/name", a text that the
-    reflector stores in any case.
+def _record_without_request(pod: Pod) -> tuple[str, PlacedPod] | None:
+    """Key and record of a pod that requests no resource of Cardwise; None if the extender ignores the pod.
+
+    The key is "namespace/name", a text that the reflector stores in any case.
     """
     group = _group(pod)
     if not (pod.spec.node_name or group) or pod.finished:
         return None
     grouped = pod.spec.scheduling_group is not None
-    return pod.full_name, PlacedPod(*_place(pod), fixed=pod.static, grouped=grouped, group=group)
+    return pod.full_name, PlacedPod(*_placed_pod_fields(pod), fixed=pod.static, grouped=grouped, group=group)
 
 
 def _group(pod: Pod) -> str | None:
@@ -199,7 +201,9 @@ def _group(pod: Pod) -> str | None:
     return intern(f"{pod.metadata.namespace}/{pod.spec.scheduling_group.pod_group_name}")
 
 
-def _place(pod: Pod, *, counts: bool = True) -> tuple[str, Load, str, str, str, int, Mapping[str, str], bool]:
+def _placed_pod_fields(
+    pod: Pod, *, counts: bool = True
+) -> tuple[str, Load, str, str, str, int, Mapping[str, str], bool]:
     """The first fields of a `PlacedPod`. `counts`: whether the pod uses resources of its node."""
     meta = pod.metadata
     return (
@@ -217,8 +221,8 @@ def _place(pod: Pod, *, counts: bool = True) -> tuple[str, Load, str, str, str, 
 def _has_ended(pod: Pod) -> bool:
     """Whether the pod's containers have ended for good, as the kubelet reports.
 
-    A terminated container does not prove this, since it may be restarted. Nor do missing statuses: the kubelet may be
-    starting the first container at this moment.
+    A terminated container does not prove this, since it may be restarted. Missing statuses do not prove it either: the
+    kubelet may be starting the first container at this moment.
     """
     containers = pod.status.all_containers()
     if pod.finished:

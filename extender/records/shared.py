@@ -1,8 +1,8 @@
-"""Shares one object for all equal labels, and for all equal lists of names, of tens of thousands of records.
+"""Lets tens of thousands of records share one object for equal labels, and one object for equal lists of names.
 
-Owners of pods and nodes choose these texts. So the tables are limited in bytes, not only in entries: long texts are not
-shared. Without that limit, a tenant whose pods have 1 MiB of different labels each could fill the memory with labels of
-deleted pods.
+Owners of pods and nodes choose these texts. So the tables are limited in bytes, not only in entries, and long texts are
+not shared. Without that limit, a tenant whose pods have 1 MiB of different labels each could fill the memory with
+labels of deleted pods.
 """
 
 from collections.abc import Iterable, Mapping

@@ -33,8 +33,9 @@ class _PodArgs(Struct, rename="pascal", dict=True):
 
 
 class FilterArgs(_PodArgs):
-    """The arguments of filter and prioritize. `nodes` is set if kube-scheduler's configuration has nodeCacheCapable:
-    false.
+    """The arguments of filter and prioritize.
+
+    `nodes` is set if kube-scheduler's configuration has nodeCacheCapable: false, else `node_names`.
     """
 
     nodes: "NodeList | None" = None
@@ -149,7 +150,7 @@ class NodeList(Struct):
 
 
 class FilterResult(Struct, rename="pascal"):
-    """The nodes that fit, and why the other nodes do not."""
+    """The nodes that fit, and why the other nodes do not fit."""
 
     nodes: NodeList | None = None
     node_names: list[str] | None = None
@@ -208,7 +209,7 @@ class PreemptArgs(_PodArgs):
     node_name_to_victims: dict[str, Victims | None] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
-    def victim_uids(self) -> dict[str, list[str]]:
+    def victim_uids_by_node(self) -> dict[str, list[str]]:
         """The UIDs of kube-scheduler's victims by node, from either field."""
         victims_by_node = {
             node: [victim.metadata.uid for victim in (victims.pods if victims is not None else None) or ()]
@@ -225,7 +226,7 @@ class PreemptArgs(_PodArgs):
             node: MetaVictims(
                 [MetaPod(uid) for uid in uids], victims.num_pdb_violations if (victims := proposed[node]) else 0
             )
-            for node, uids in self.victim_uids().items()
+            for node, uids in self.victim_uids_by_node().items()
         }
 
 
@@ -310,7 +311,9 @@ def _check_names(*fields: tuple[str, str | None, Callable[[str], bool]]) -> None
 
 
 def _normalize_keys(body: bytes, kind: type[Struct]) -> bytes:
-    """The body with its keys in the usual spelling. Upper and lower case are equal, as in Go's encoding/json."""
+    """The body with its keys in the usual spelling. Recognizes keys in upper or lower case, as Go's encoding/json
+    does.
+    """
     names_by_lower = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
     normalized: dict[str, msgspec.Raw] = {}
     for key, raw in _decode_raw(body).items():

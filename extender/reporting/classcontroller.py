@@ -1,8 +1,9 @@
 """Keeps the automatic classes: one ResourceClass for each model of present or former cards (docs/design/0003).
 
-A class outlives its cards: pods must be able to request the cards of a node group that is scaled to zero, else no
-autoscaler adds a node. If the cards do not come back, an admin deletes the class. Since nodes can invent models, the
-number of classes without cards is limited: the oldest are kept, and all classes that pods use.
+A class outlives its cards: pods must be able to request the cards of a node group that is scaled to zero, since
+otherwise no autoscaler adds a node. If the cards do not come back, an administrator must delete the class. Since nodes
+can invent models, the number of classes without cards is limited: the oldest classes are kept, and all classes that
+pods use.
 
 Drivers may spell a model in several ways that give the same class name (old drivers leave out NVIDIA). Then the class
 selects all spellings. `plan_changes` (pure) computes the changes from the objects of the watch. The controller writes
@@ -43,7 +44,7 @@ Models = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ClassChanges:
-    """The names of classes to create and to update, each with its models, and of classes to delete."""
+    """The names of classes to create, to update and to delete. Classes to create and update have their models."""
 
     creates: Mapping[str, Models] = field(default_factory=dict)
     updates: Mapping[str, Models] = field(default_factory=dict)
@@ -190,7 +191,9 @@ class ClassController:
 
     def _create(self, name: str, models: Models) -> None:
         if name in self._present:
-            _log.warning("recreating an automatic class that was deleted while nodes have its cards", name=name)
+            _log.warning(
+                "recreating an automatic class that was deleted although nodes still have its cards", name=name
+            )
         manifest = automatic_class(name, *models)
         self._write(
             name,
@@ -214,7 +217,10 @@ class ClassController:
         self._write(
             name,
             lambda: self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT),
-            ("failed to delete an automatic class", "deleted an automatic class: too many have no card"),
+            (
+                "failed to delete an automatic class",
+                "deleted an automatic class: too many automatic classes have no card",
+            ),
             record.auto_models,
         )
 

@@ -16,8 +16,8 @@ _log = structlog.get_logger(__name__)
 PATIENCE = 60.0
 
 Differences = Mapping[tuple[str, Disagreement], int]
-"""The ways in which cards of a node disagree, by the names of their ExtendedResources. The number is the MiB in a
-card's status: if it changes from one count to the next, the status only lags behind. 0 for other disagreements.
+"""The disagreements on cards of a node, by the names of their ExtendedResources. The number is the MiB in a card's
+status. If it changes from one computation to the next, the status only lags behind. 0 for other disagreements.
 """
 
 
@@ -35,7 +35,7 @@ class LedgerCheck:
         return self._counts
 
     def nodes(self) -> set[str]:
-        """The nodes that had disagreeing cards when they were last counted."""
+        """The nodes on which a card disagreed when the node was last checked."""
         return set(self._first_seen)
 
     def set_differences(self, node: str, differences: Differences, now: float) -> None:
@@ -52,7 +52,7 @@ class LedgerCheck:
             }
 
     def update_counts(self, now: float) -> None:
-        """Count the cards that have disagreed for longer than `PATIENCE`, and log the first of each kind."""
+        """Count the cards that have disagreed for longer than `PATIENCE`, and log the first card of each kind."""
         counts = dict.fromkeys(map(str, Disagreement), 0)
         for node, differences in self._first_seen.items():
             for (name, kind), (since, _) in differences.items():

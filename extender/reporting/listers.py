@@ -51,15 +51,15 @@ class Lister(Generic[T]):
             return dict(self.objects)
 
     def _record_change(self, key: str, before: T | None, new: T | None) -> None:
-        """Record a change of the object; under the lock. None: the object did not exist, or was deleted."""
+        """Record a change of the object. The caller holds the lock. None: the object did not exist, or was deleted."""
         del before, new
         self._changed.add(key)
 
 
 class CardLister(Lister[CardRecord]):
-    """As `Lister`, but changes are recorded by node. It also counts the models of cards, for automatic classes.
+    """As `Lister`, but changes are recorded by node. Also counts the cards of each model, for automatic classes.
 
-    Stores no more cards of a node than the ledger (`inventory`), so that nothing is written for cards that a hostile
+    Stores no more cards of a node than the ledger (`inventory`), so that no status is written for cards that a hostile
     node invents.
     """
 

@@ -1,7 +1,7 @@
 """Events for pods that wait because their class was deleted or a quota is full, and for quotas whose class is missing.
 
-This module has the texts, and remembers the pods that got an event. Filter and the status writer call its methods,
-which therefore return without waiting.
+This module has the texts, and remembers the pods that got an event. Filter and the status writer call its methods, so
+the methods return without waiting.
 """
 
 import threading
@@ -60,7 +60,7 @@ class PodEvents:
                 self._events.record(pod.about, "ResourceClassDeleted", text, "Warning")
 
     def record_quota_wait(self, pod: PodRef, full_entry: FullEntry) -> None:
-        """Record an event on the pod: only this entry of a quota keeps the pod pending. Returns at once."""
+        """Record an event on the pod, because only this entry of a quota keeps the pod pending. Returns at once."""
         now = self._clock.now()
         with self._lock:
             if now - self._notified.get(pod.uid, float("-inf")) < _QUIET:

@@ -1,7 +1,7 @@
 """Writes PodGroups, their statuses, and events on the pending pods of gangs.
 
-The writer has its own thread, so that slow writes do not delay gates and permits. Level-triggered, like the status
-writer: the wanted object is compared with the object of the watch.
+The writer has its own thread, so that slow writes do not delay gates and permits. Like the status writer, it is
+level-triggered: it compares the desired object with the object of the watch.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _SETTLED = 1.0  # seconds for which a gang must be in a state before its pods ge
 
 
 class _EventState(NamedTuple):
-    """The event that a gang should have, since when, and whether it was written."""
+    """The event that a gang should have, since when it should have it, and whether the event was written."""
 
     reason: str
     text: str
@@ -50,7 +50,7 @@ class PodGroupWriter:
     """Writes PodGroups and events. All methods belong to one thread.
 
     gangs: returns all gangs.
-    active: returns whether this extender leads and writes.
+    active: returns whether this extender leads; only the leader writes.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class PodGroupWriter:
     # PodGroups.
 
     def _write_if_changed(self, key: Key) -> None:
-        """Create, update or delete one PodGroup, if it is not as it should be."""
+        """Create, update or delete one PodGroup, if it differs from the desired object."""
         planned_write = self._plan_write(key.key)
         if planned_write is None:
             self._schedule.mark_settled(key)
             return
         content, write = planned_write
-        self._write_rate.count_write()
+        self._write_rate.record_write()
         try:
             write()
         except (errors.NotFound, errors.Conflict):
@@ -175,7 +175,9 @@ class PodGroupWriter:
 
 
 def _event_text(view: GangView) -> tuple[str, str] | None:
-    """Reason and text of the event about the gang; None for no event, as for a gang whose pods are being deleted."""
+    """Reason and text of the event about the gang; None for no event, for example if all pods of the gang are
+    terminating.
+    """
     name, member_count = f"gang {view.name}", view.member_count
     if not member_count:
         return None

@@ -1,4 +1,4 @@
-"""Chooses which changed object is written next, and limits the writes per second, of an object and of all objects.
+"""Chooses which changed object is written next, and limits the writes per second to one object and to all objects.
 
 Pure: the time is an argument. `statuswriter` and `podgroupwriter` have the threads.
 """
@@ -33,11 +33,11 @@ class _Written:
 class WriteSchedule:
     """The objects to write.
 
-    gaps: by kind, the minimum seconds between two writes to the same object.
+    gaps: the minimum seconds between two writes to the same object, by kind.
 
-    Each kind gets the same writing time, and within a kind each namespace (`FairQueueing`). The namespace is the part
-    of a key before "/"; all keys without "/" form one namespace. Each object is checked again after its write. A write
-    without effect is repeated, after a longer time each time.
+    Each kind gets the same writing time. Within a kind each namespace gets the same writing time (`FairQueueing`). The
+    namespace is the part of a key before "/"; all keys without "/" form one namespace. Each object is checked again
+    after its write. A write without effect is repeated, each time after a longer pause.
     """
 
     _MAX_GAP = 60.0  # maximum seconds between two equal writes, if the watch never shows their effect
@@ -105,7 +105,7 @@ class WriteSchedule:
         self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._MAX_GAP))
 
     def mark_failed(self, key: Key, now: float, seconds: float) -> None:
-        """Record that the write failed: it is retried after this many seconds, or when the object is enqueued again."""
+        """Record that the write failed. It is retried after this many seconds, or when the object is enqueued again."""
         self._charge_time(key, now)
         self._written[key] = _Written(None, now)
         self._enqueue_at(key, now + seconds)
@@ -137,7 +137,7 @@ def _queue_of(key: Key) -> str:
 
 
 class WriteRate:
-    """Limits the writes per second. The unused writes of up to half a second may be used later."""
+    """Limits the writes per second. Writes that were not used may be used later, up to the writes of half a second."""
 
     def __init__(self) -> None:
         self._tokens = 1.0
@@ -150,6 +150,6 @@ class WriteRate:
         self._last_write = now
         return self._tokens >= 1.0
 
-    def count_write(self) -> None:
-        """Count a write."""
+    def record_write(self) -> None:
+        """Record that a write was made."""
         self._tokens -= 1.0

@@ -1,8 +1,8 @@
 """Computes the desired statuses of ExtendedResources, ResourceClasses and GPUQuotas from the ledger.
 
-Pure. The cards are counted node by node: so the state is locked only for a few nodes at a time, and after a bind only
-the pod's node is counted again. `statuswriter` writes the statuses that differ. The count also detects cards on which
-the ledger is wrong.
+Pure. The totals are computed node by node. So the state is locked only for a few nodes at a time, and after a bind only
+the totals of the pod's node are computed again. `statuswriter` writes the statuses that differ. The computation also
+detects cards on which the ledger is wrong.
 """
 
 import operator
@@ -60,8 +60,8 @@ class Disagreement(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCount:
-    """The counted cards and devices of one node.
+class NodeTotals:
+    """The totals of one node's cards and devices.
 
     cards: the status of each card, by the name of its ExtendedResource.
     sums: the sums of cards, by the set of their classes.
@@ -73,12 +73,15 @@ class NodeCount:
     wrong: Collection[tuple[str, Disagreement]] = ()
 
 
-def count_node(ledger: Ledger, node: str) -> NodeCount:
-    """Count the node by the ledger. A card that only holdings name counts, too, without capacity and classes."""
+def compute_node_totals(ledger: Ledger, node: str) -> NodeTotals:
+    """Compute the totals of the node's cards and devices from the ledger.
+
+    Includes a card that only holdings name, without capacity and classes.
+    """
     state = ledger.node(node)
     if state is None:
-        return NodeCount()
-    allocations = _allocations(ledger, node, {card.index: card.uuid for card in state.cards})
+        return NodeTotals()
+    allocations = _allocations_by_uuid(ledger, node, {card.index: card.uuid for card in state.cards})
     cards: dict[str, ExtenderStatus] = {}
     sums: dict[frozenset[str], CardSums] = {}
     wrong: list[tuple[str, Disagreement]] = []
@@ -102,7 +105,7 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
         name = names.extended_resource_name(uuid)
         cards[name] = allocated.make_status(0, ())
         wrong.append((name, Disagreement.MISSING))
-    return NodeCount(cards, sums, wrong)
+    return NodeTotals(cards, sums, wrong)
 
 
 @dataclass(slots=True)
@@ -124,7 +127,7 @@ class _Allocation:
 NOTHING_ALLOCATED = _Allocation().make_status(0, ())
 
 
-def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Allocation]:
+def _allocations_by_uuid(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Allocation]:
     """The allocation of each card or device, by its UUID."""
     allocations: dict[str, _Allocation] = defaultdict(_Allocation)
     for holding in ledger.holdings(node):
@@ -173,7 +176,7 @@ def _sorted_classes(classes: frozenset[str]) -> tuple[str, ...]:
 
 
 class ClassSums:
-    """The sums of each class, over the last counts of all nodes."""
+    """The sums of each class over all nodes."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, Mapping[frozenset[str], CardSums]] = {}
@@ -205,7 +208,7 @@ class ClassSums:
         return affected
 
     def nodes(self) -> set[str]:
-        """The counted nodes that have cards."""
+        """The nodes whose sums are included and that have cards."""
         return set(self._of_node)
 
     def sums_of(self, name: str) -> tuple[CardSums, int]:
@@ -274,7 +277,9 @@ def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
 
 
 def missing_class(status: Json, current: Json) -> str | None:
-    """The text about a missing class if the desired status of a quota has it and the current status has not."""
+    """The text about a missing class, if the desired status of a quota has this text and the current status does
+    not.
+    """
     if _valid_reason(current) == CLASS_NOT_FOUND:
         return None
     return next(
@@ -299,7 +304,7 @@ def is_same(new_status: Json, current: Json) -> bool:
 
 
 def make_patch(new_status: Json, current: Json, now: str) -> Json:
-    """The merge patch from the current status to the new one, with times. An unchanged condition keeps its time."""
+    """The merge patch from the current status to the new status, with times. An unchanged condition keeps its time."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
         for condition in current.get("conditions") or ()

@@ -1,5 +1,6 @@
-"""Writes the statuses of Cardwise's objects that differ from the desired statuses, which `statuses` computes from the
-ledger.
+"""Writes the statuses of Cardwise's objects that differ from the desired statuses.
+
+`statuses` computes the desired statuses from the ledger.
 
 Level-triggered: at each write the desired status of that moment is compared with the status that the watch shows. So
 lost writes, edits by other programs and missed changes are corrected, and only the newest status is written. The state
@@ -72,7 +73,8 @@ class StatusWriter:
     active: returns whether this extender may write: it leads, and all lists of pods, nodes and cards are complete.
     no_class: called with a quota and a text when the quota's status first reports a class that does not exist.
 
-    `ledger_check` gets the disagreements that the count of nodes detects; a standby counts, too.
+    `ledger_check` collects the disagreements that are found when a node's totals are computed. A standby computes the
+    totals as well.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class StatusWriter:
         self._complained: dict[tuple[str, int], float] = {}
 
     def step(self) -> None:
-        """Recount the changed nodes, and write as many of the changed statuses as the time allows."""
+        """Compute the totals of changed nodes, and write as many of the changed statuses as the time allows."""
         self._count_nodes()
         self._check_classes()
         self._check_quotas()
@@ -133,18 +135,18 @@ class StatusWriter:
         if counted_nodes:
             ledger, pace = self._state.snapshot().ledger, Pace(self._clock)
             for node in counted_nodes:
-                self._compare_cards(node, statuses.count_node(ledger, node), now)
+                self._compare_cards(node, statuses.compute_node_totals(ledger, node), now)
                 del self._nodes[node]
                 pace.pause()
         self.ledger_check.update_counts(now)
 
-    def _compare_cards(self, node: str, node_count: statuses.NodeCount, now: float) -> None:
-        for name in self._class_sums.set_node(node, node_count.sums):
+    def _compare_cards(self, node: str, node_totals: statuses.NodeTotals, now: float) -> None:
+        for name in self._class_sums.set_node(node, node_totals.sums):
             self._schedule.enqueue(Key(CLASS, name), now)
-        wrong = dict.fromkeys(node_count.wrong, 0)
+        wrong = dict.fromkeys(node_totals.wrong, 0)
         for name in self._listers.cards.cards_on(node):
             card = self._listers.cards.objects.get(name)
-            allocation = node_count.cards.get(name, NOTHING_ALLOCATED)
+            allocation = node_totals.cards.get(name, NOTHING_ALLOCATED)
             if card is None or card.status == allocation:
                 continue
             self._schedule.enqueue(Key(CARD, f"{node}/{name}"), now)
@@ -154,7 +156,7 @@ class StatusWriter:
         self.ledger_check.set_differences(node, wrong, now)
 
     def _nodes_to_audit(self, now: float) -> list[str]:
-        """The nodes to count again in this step, so that each node is counted once in `_AUDIT_SECONDS`."""
+        """The nodes to check in this step, so that each node is checked once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
         all_nodes = self._listers.cards.nodes() | self._class_sums.nodes() | self.ledger_check.nodes()
@@ -221,7 +223,7 @@ class StatusWriter:
         if write is None:
             self._schedule.mark_settled(key)
             return
-        self._write_rate.count_write()
+        self._write_rate.record_write()
         try:
             self._client.patch(write.path, {"status": write.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
@@ -261,13 +263,13 @@ class StatusWriter:
     # The write that an object needs now; None if it needs no write.
 
     def _card_write(self, key: str) -> _Write | None:
-        """The write for a card; None if none is needed. `key`: "node/name" of the card."""
+        """The write for a card; None if no write is needed. `key`: "node/name" of the card."""
         node, _, name = key.partition("/")
         record = self._listers.cards.objects.get(name)
         if record is None or record.node != node:
             return None
         with self._state.view() as ledger:
-            allocation = statuses.count_node(ledger, record.node).cards.get(name, NOTHING_ALLOCATED)
+            allocation = statuses.compute_node_totals(ledger, record.node).cards.get(name, NOTHING_ALLOCATED)
         if allocation == record.status:
             return None
         return _Write(paths.extendedresources(name, "status"), allocation, statuses.card_status(allocation))
@@ -308,5 +310,5 @@ class StatusWriter:
 
 
 def _allocated_mib(status: ExtenderStatus) -> int | None:
-    """The allocated MiB in a card's status; None if they were never written."""
+    """The allocated MiB in a card's status; None if the status has no such number yet."""
     return status.allocated.memory_mib if status.allocated is not None else None

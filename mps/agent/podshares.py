@@ -36,7 +36,7 @@ class AgentSettings:
     port: int
 
     def min_ceilings_by_card(self) -> dict[str, MiB]:
-        """The largest limit of a container on each card, by UUID. The card's MPS daemon has to allow it."""
+        """The largest container limit on each card, by UUID. The card's MPS daemon has to allow this limit."""
         ceilings: dict[str, MiB] = {}
         for share in (share for shares in self.shares.values() for share in shares):
             ceilings[share.uuid] = max(ceilings.get(share.uuid, MiB(0)), share.mem)

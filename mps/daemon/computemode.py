@@ -33,10 +33,10 @@ def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
 
     Raises CardError if no card answers, or if a card that answers cannot be closed. Raises OSError.
     """
-    modes = _read_modes(use, uuids)
-    saved_modes = _load_saved_modes(home)
+    modes = _read_modes_by_uuid(use, uuids)
+    saved_modes = _load_saved_modes_by_uuid(home)
     if saved_modes is None:
-        saved_modes = _default_former_modes(home, modes)
+        saved_modes = _default_former_modes_by_uuid(home, modes)
         _save_modes(home, saved_modes)
     for uuid, mode in modes.items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
@@ -53,7 +53,7 @@ def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
 
 def are_closed(use: CardUse, uuids: Iterable[str]) -> bool:
     """Whether all cards that answer are closed. Raises CardError if no card answers."""
-    return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _read_modes(use, uuids).values())
+    return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _read_modes_by_uuid(use, uuids).values())
 
 
 def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
@@ -64,11 +64,11 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     A card that was closed before MPS served it stays closed. If a card does not answer, its saved mode is kept for the
     next call. If a card was removed from the node, its saved mode is kept too, and no reason is returned for it.
     """
-    saved_modes = _load_saved_modes(home)
+    saved_modes = _load_saved_modes_by_uuid(home)
     try:
         if saved_modes is None:
-            saved_modes = _default_former_modes(home, _read_modes(use, uuids, ignore_absent=True))
-        present_modes = _read_modes(use, saved_modes, ignore_absent=True)
+            saved_modes = _default_former_modes_by_uuid(home, _read_modes_by_uuid(use, uuids, ignore_absent=True))
+        present_modes = _read_modes_by_uuid(use, saved_modes, ignore_absent=True)
     except CardError as error:
         return [f"GPUs stay closed: {error}"]
     remaining_modes = {uuid: mode for uuid, mode in saved_modes.items() if uuid not in present_modes}
@@ -88,10 +88,10 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     return problems
 
 
-def _read_modes(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = False) -> dict[str, ComputeMode]:
+def _read_modes_by_uuid(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = False) -> dict[str, ComputeMode]:
     """Read the compute modes of the cards that answer, by UUID. Raises CardError if no card answers.
 
-    ignore_absent: whether an absent card is skipped without an error, also if no other card answers.
+    ignore_absent: whether absent cards are skipped. Then nothing is raised if all cards are absent.
     """
     modes: dict[str, ComputeMode] = {}
     failures = []
@@ -106,7 +106,7 @@ def _read_modes(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = Fal
     return modes
 
 
-def _load_saved_modes(home: Path) -> dict[str, ComputeMode] | None:
+def _load_saved_modes_by_uuid(home: Path) -> dict[str, ComputeMode] | None:
     """Load the saved former modes of closed cards, by UUID; None if the file cannot be read, or was deleted."""
     try:
         raw = json.loads((home / mps.MODES).read_bytes())
@@ -124,7 +124,7 @@ def _load_saved_modes(home: Path) -> dict[str, ComputeMode] | None:
         return None
 
 
-def _default_former_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
+def _default_former_modes_by_uuid(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
     """The assumed former modes by UUID, if the saved modes are lost: DEFAULT for each closed card. Logs the assumption.
 
     home: the daemon's folder, for the log.

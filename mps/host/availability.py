@@ -1,7 +1,7 @@
 """Whether MPS can run on a card, and what an administrator has to change if it cannot.
 
-A card without MPS for one of these reasons takes pods that demand nothing. So a reason must not be one that passes by
-itself, or that a tenant can cause: a process of a pod never counts as another MPS daemon.
+A card without MPS for one of these reasons accepts pods that do not require MPS. So a reason must not pass by itself,
+and tenants must not be able to cause it: a process of a pod is never treated as another MPS daemon.
 """
 
 import math
@@ -40,7 +40,7 @@ class Obstacle:
 
 
 PODS_WITHOUT_MPS = Obstacle(
-    Cause.PODS, "MPS can run on the GPU again, and starts when the pods that started there without it have ended"
+    Cause.PODS, "MPS can run on the GPU again, and starts when the pods that started there without MPS have ended"
 )
 
 
@@ -50,7 +50,7 @@ class Availability:
     control: the program nvidia-cuda-mps-control: a path, or a name that is searched in PATH.
     root: the folder of the manager's own daemons.
     nvidia_gpus: returns the number of GPUs that NVIDIA's device plugin offers on the node; 0 if `--gpus` divides the
-        cards between it and Cardwise.
+        cards between that plugin and Cardwise.
     is_mig: returns whether a card is in MIG mode, by UUID.
     """
 
@@ -121,8 +121,8 @@ def _describe_other_daemon(daemon: ControlDaemon) -> str:
 def _serves(environment: Mapping[str, str], card: GpuCard) -> bool:
     """Whether a daemon with this environment serves the card.
 
-    A UUID may be shortened. Indices say nothing without CUDA_DEVICE_ORDER=PCI_BUS_ID, since CUDA may number the cards
-    in another order; then the daemon may serve any card.
+    A UUID may be shortened. Without CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA may number the cards in another order. Then an
+    index proves nothing, and the daemon may serve any card.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

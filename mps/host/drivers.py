@@ -1,4 +1,4 @@
-"""The differences between NVIDIA's drivers, from 535 to 615, as one table, and checks that correct it.
+"""One table of the differences between NVIDIA's drivers, from 535 to 615, and checks that correct this table.
 
 All code that depends on the driver's version is in this module.
 """
@@ -58,7 +58,7 @@ _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
 
 
 def capabilities_of(version: str) -> MpsCapabilities:
-    """The capabilities of a driver version, such as "550.163.01". An unknown version has those of 535, the fewest."""
+    """The capabilities of a driver version, such as "550.163.01". An unknown version is treated as 535."""
     major = _major(version)
     features = _TABLE[0][1]
     for min_major, missing_features in _TABLE:

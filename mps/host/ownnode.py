@@ -1,4 +1,4 @@
-"""Watches the Node object of this machine: how many GPUs NVIDIA's device plugin offers there."""
+"""Watches this node's Node object: how many GPUs NVIDIA's device plugin offers there."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from cardwise.kube.watch.reflector import Reflector, WakeHandler
 
 
 class OwnNode:
-    """The Node object of this machine.
+    """The Node object of this node.
 
     on_change: called from the reflector's thread.
     """

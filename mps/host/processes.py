@@ -96,7 +96,7 @@ class Host(Protocol):
         """The servers that a daemon of this pipe folder has started, even if the daemon has ended."""
 
     def other_daemons(self, root: Path) -> list[ControlDaemon]:
-        """The control daemons whose pipe folder is not below `root`; those of tenants' pods do not count."""
+        """The control daemons whose pipe folder is not below `root`, without processes of tenants' pods."""
 
     def environment(self, pid: int) -> Mapping[str, str]:
         """The environment with which the process was started."""
@@ -247,7 +247,7 @@ class _StartedChild:
 
 
 def _find_processes(program: str) -> list[tuple[HostProcess, list[str], Mapping[str, str]]]:
-    """Find the processes of a program, with their arguments and environments, except those of tenants' pods."""
+    """Find the processes of a program, with their arguments and environments. Leaves out processes of tenants' pods."""
     processes: list[tuple[HostProcess, list[str], Mapping[str, str]]] = []
     for entry in PROC.iterdir():
         if not entry.name.isdigit():

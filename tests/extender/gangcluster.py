@@ -398,7 +398,8 @@ class World:
 
     def look_up(self) -> None:
         """Look up unconfirmed Bindings; a Binding that has not landed by then never will."""
-        for holding in self.state.expire_reservations():
+        self.state.expire_reservations()
+        for holding in self.state.overdue_bindings():
             self.unheard.pop(holding.name, None)
             pod = self.pods.get(holding.name)
             exists = pod is not None and pod["metadata"]["uid"] == holding.uid

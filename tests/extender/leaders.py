@@ -127,8 +127,9 @@ class Extender:
 
     def look_up(self) -> None:
         """A round of its upkeep."""
+        self.state.expire_reservations()
         binder.confirm_bindings(
-            self.state.expire_reservations(), self._fence, self.state, self.leadership, clock=self.clock
+            self.state.overdue_bindings(), self._fence, self.state, self.leadership, clock=self.clock
         )
 
     def catch_up(self, still: Callable[[], bool]) -> bool:

@@ -58,7 +58,7 @@ class World:
 
     def full(self, node: str) -> None:
         """Let other pods use all CPU of the node."""
-        self.state.set_other_pod(f"other/{node}", PlacedPod(node, Load(64_000, 0, 1)))
+        self.state.set_pod_without_request(f"other/{node}", PlacedPod(node, Load(64_000, 0, 1)))
 
     def create(
         self,

@@ -134,7 +134,7 @@ def begin(
 def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> None:
     """Call `callback` at each later search for victims on one node, live or on a snapshot."""
     nominated = state._nominated
-    on_snapshot = nominated.on_snapshot
+    with_snapshot = nominated.with_snapshot
 
     def observed(searching: NominatedPods) -> NominatedPods:
         find_victims = searching.find_victims
@@ -146,7 +146,7 @@ def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> 
         searching.find_victims = search
         return searching
 
-    nominated.on_snapshot = lambda snapshot: observed(on_snapshot(snapshot))
+    nominated.with_snapshot = lambda snapshot: observed(with_snapshot(snapshot))
     observed(nominated)
 
 

@@ -91,7 +91,7 @@ def test_a_node_that_floods_has_few_reports_handed_over_and_others_all(world):
 
 def test_the_example_of_the_docstring(world):
     theory, reports, shares = theory_of("extender.cardreports"), 20, 512
-    assert f"a node that writes {reports} reports of {shares} new shares a second" in theory
+    assert f"a node writes {reports} reports a second, each with {shares} new shares" in theory
     for index in range(8):
         world.put_card(index, "evil", shares)
     world.pass_time(60)
@@ -100,10 +100,10 @@ def test_the_example_of_the_docstring(world):
     former, *_ = (card for card in world.heard.cards.values() if card.node == "evil")
     renewed = former._replace(reported_shares=tuple(ContainerShare(f"n{i}", "x", "y", 1, 0) for i in range(shares)))
     cost = world.reports._change_cost(former, renewed)
-    assert f"each costs {cost:,}: 1, and 1 for each share that is new or gone" in theory
+    assert f"A report costs {cost:,}: 1, and 1 for each share that is new or gone" in theory
     for generation in range(1, reports + 1):
         world.put_card(generation % 8, "evil", shares, generation)
-    assert f"has {len(world.heard.calls) - before} of them handed over at once" in theory
+    assert f"So {len(world.heard.calls) - before} of the reports are handed over at once" in theory
     before = len(world.heard.calls)
     flood(world, 50, first=reports + 1)
     assert f"and then one in {50 / (len(world.heard.calls) - before):.0f} seconds" in theory

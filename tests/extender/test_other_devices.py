@@ -152,7 +152,7 @@ def test_a_class_of_cards_never_has_a_device_though_its_selector_would_match(wor
 def test_statuses_of_devices_say_who_is_there_and_what_class_they_are_in(world):
     plan(world, "a", wanting(rdma=1))
     with world.view() as ledger:
-        count = statuses.count_node(ledger, "n1")
+        count = statuses.compute_node_totals(ledger, "n1")
     first, second = count.cards["rdma-n1-0"], count.cards["rdma-n1-1"]
     assert (first.allocated, first.classes) == (Allocated(0, 0, shares=1, whole=True, pods=1), ("rdma",))
     assert second.allocated == Allocated(0, 0, shares=0, whole=False, pods=0)

@@ -370,9 +370,11 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
 def test_an_unconfirmed_bind_is_settled_by_a_later_lookup(world, clock, bound_, exists, then):
     begin(world)
     world.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
-    assert world.expire_reservations() == []
+    world.expire_reservations()
+    assert world.overdue_bindings() == []
     clock.advance(76)
-    (holding,) = world.expire_reservations()
+    world.expire_reservations()
+    (holding,) = world.overdue_bindings()
     world.on_lookup(holding.uid, bound=bound_, exists=exists)
     assert mark(world, "uid-p") == then
 
@@ -619,7 +621,8 @@ def test_a_pod_that_ends_without_a_node_holds_nothing(world):
     assert free(world) != [P100, P100]
     world.set_pod(as_pod(asking("p", gpu_mem=8138) | {"status": {"phase": "Failed"}}))
     assert free(world) == [P100, P100]
-    assert world.expire_reservations() == []
+    world.expire_reservations()
+    assert world.overdue_bindings() == []
 
 
 def test_one_that_ends_while_its_binding_may_land_is_not_looked_up(world, clock):

@@ -384,7 +384,8 @@ def test_what_is_unsure_since_an_earlier_epoch_is_not_posted_again_until_it_is_s
     world.record_binding_outcome("uid-a", Phase.UNCONFIRMED)
     assert begin(world, "a", 8138, epoch=2) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     clock.advance(76)
-    (holding,) = world.expire_reservations()
+    world.expire_reservations()
+    (holding,) = world.overdue_bindings()
     world.on_lookup(holding.uid, bound=False, exists=True)
     assert begin(world, "a", 8138, epoch=2) == Assumed(assignment=chosen, unconfirmed=False)
 

@@ -54,8 +54,12 @@ def _delete_member(world: World, _node: str) -> None:
 # What happens between a plan and its commit; each gets a node.
 CHANGES: dict[str, Callable[[World, str], object]] = {
     "cordon the node": lambda world, node: _set_node(world, node, schedulable=False),
-    "take the cpu": lambda world, node: world.state.set_other_pod(f"big-{node}", PlacedPod(node, Load(3500, 0, 1))),
-    "take a little cpu": lambda world, node: world.state.set_other_pod(f"small-{node}", PlacedPod(node, Load(1, 0, 1))),
+    "take the cpu": lambda world, node: world.state.set_pod_without_request(
+        f"big-{node}", PlacedPod(node, Load(3500, 0, 1))
+    ),
+    "take a little cpu": lambda world, node: world.state.set_pod_without_request(
+        f"small-{node}", PlacedPod(node, Load(1, 0, 1))
+    ),
     "shrink the node": lambda world, node: _set_node(world, node, cpu=1),
     "take the card": _hold_card,
     "take a part of the card": lambda world, node: _hold_card(world, node, P100 // 4),

@@ -168,7 +168,7 @@ def picture(view: ClusterView) -> object:
         {uid: nomination.places for uid, nomination in nominations.by_pod().items()},
         [list(nominations.reserved_places((), priority)) for priority in (0, 9)],
         [(nominations.nominated_node(uid), nominations.victims_on("n1", uid)) for uid in PODS],
-        nominations.all_victims(),
+        nominations.victim_nodes_by_uid(),
         [view.headroom(namespace) for namespace in NAMESPACES],
         [view.budgets.covering_keys(namespace, {"app": app}) for namespace in NAMESPACES for app in ("web", "db")],
         view.budgets.allowed_disruptions(["a/x", "a/y", "b/x"]),

@@ -200,10 +200,10 @@ class RenamedNodes(RuleBasedStateMachine):
         with self.state.view() as ledger:
             for card in CARDS:
                 if self.node_of_card[card]:
-                    counted = statuses.count_node(ledger, self.node_of_card[card])
+                    counted = statuses.compute_node_totals(ledger, self.node_of_card[card])
                     assert counted.cards[card.lower()].allocated.memory_mib == self.used(card)
             for node in NODES:
-                missing = [uuid for uuid, _ in statuses.count_node(ledger, node).wrong]
+                missing = [uuid for uuid, _ in statuses.compute_node_totals(ledger, node).wrong]
                 assert not {card.lower() for card in CARDS if self.node_of_card[card]}.intersection(missing)
 
     @invariant()

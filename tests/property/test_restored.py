@@ -87,7 +87,8 @@ class World:
     def look_up(self, seconds: float) -> None:
         """Time passes, and the due look-ups are made: a read, and a write where the pod waits."""
         self.clock.advance(seconds)
-        for pod in self.state.expire_reservations():
+        self.state.expire_reservations()
+        for pod in self.state.overdue_bindings():
             stored = self.stored[pod.name]
             if stored.assignment is None:
                 self.version += 1

@@ -42,7 +42,7 @@ def test_shares_of_several_cards_and_a_daemon_for_each(world):
     assert "a process can use one (cardwise-mps --scope=node has one for all)" in message
     pod = bound(rig, "b", [(0, 100), (1, 100)])
     slot, message = refusal_message(rig, pod)
-    assert "it starts without MPS once it is off on all of them" in message
+    assert "the container starts without MPS once MPS is off on all of them" in message
     world.cards[0].says(state=MpsState.OFF)
     assert "is Ready, not Off" in refused(lambda: rig.kubelet.pre_start(slot))
     world.cards[1].says(state=MpsState.OFF)

@@ -21,7 +21,7 @@ def checkpoint(devices: list[str] | None, *holders: str, extended_resource: str 
 def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
     stages = [
         (checkpoint(["GPU-x-_-0", "GPU-x-_-1"], "uid-a"), "another device plugin offers aliyun.com/gpu-mem"),
-        (checkpoint([], "uid-a", "uid-b"), "pods that gpushare's device plugin gave a share run on this node (1)"),
+        (checkpoint([], "uid-a", "uid-b"), "pods with a share from gpushare's device plugin run on this node (1)"),
         (checkpoint(None, "uid-a"), "wait until they have ended"),
         (checkpoint([], "uid-b"), "five minutes after that plugin's end"),
         (checkpoint(None, "uid-b"), None),

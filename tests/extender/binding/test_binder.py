@@ -398,7 +398,8 @@ def test_a_bind_that_comes_once_more_for_a_finished_pod_holds_no_card_for_ever(c
 
 
 def looks_up(world):
-    due = world.state.expire_reservations()
+    world.state.expire_reservations()
+    due = world.state.overdue_bindings()
     binder.confirm_bindings(due, Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
 
 
@@ -454,7 +455,8 @@ def test_a_lookup_that_began_before_a_newer_bind_settles_nothing():
         world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
         world.state.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
         world.clock.advance(76)
-    assert world.state.expire_reservations()
+    world.state.expire_reservations()
+    assert world.state.overdue_bindings()
     world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
     world.state.record_binding_outcome("uid-p", Phase.UNCONFIRMED)
     world.state.on_lookup("uid-p", bound=False, exists=True)

@@ -46,7 +46,7 @@ def test_reserved_cards_are_computed_again_in_a_new_epoch(nominations):
     assert ("told", "n1", CARD) in reserved_by_pod(nominations)
     nominations.reset_to_statuses()
     assert reserved_by_pod(nominations) == [("told", "n1", None)]
-    assert nominations.all_victims() == {}
+    assert nominations.victim_nodes_by_uid() == {}
 
 
 def test_a_member_that_is_nominated_itself_has_no_second_place_beside_the_first(nominations):

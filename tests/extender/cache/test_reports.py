@@ -37,7 +37,7 @@ def used(world):
 def terminating_shares(world, node="n1", index=1):
     """The shares of deleted pods that the leader writes into the card's status."""
     with world.view() as ledger:
-        card = statuses.count_node(ledger, node).cards[as_card(extended_resource(index, node=node))[0]]
+        card = statuses.compute_node_totals(ledger, node).cards[as_card(extended_resource(index, node=node))[0]]
     return statuses.card_status(card)["terminating"] or []
 
 

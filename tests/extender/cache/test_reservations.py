@@ -254,7 +254,8 @@ def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
     world.record_binding_outcome("uid-m", Phase.UNCONFIRMED)
     assert world.pending_bindings() == {"uid-m"}
     clock.advance(76)
-    assert world.expire_reservations() == [PodRef("uid-m", "default", "m")]
+    world.expire_reservations()
+    assert world.overdue_bindings() == [PodRef("uid-m", "default", "m")]
     world.on_lookup("uid-m", bound=False, exists=True)
     assert world.pending_bindings() == set()
 
@@ -324,7 +325,8 @@ def test_of_a_pod_that_waits_again_no_epoch_posts_the_former_cards(clock, epoch)
     world.set_pod(waiting)
     assert isinstance(begin(world, "p", 10, epoch=epoch), KnownBinding)
     clock.advance(150.1)
-    (due,) = world.expire_reservations()
+    world.expire_reservations()
+    (due,) = world.overdue_bindings()
     world.on_lookup(due.uid, bound=False, exists=True)
     assert free(world) == whole
     assert isinstance(begin(world, "p", 10, epoch=epoch), Assumed)

@@ -36,7 +36,7 @@ class World(DeletingCluster):
         if isinstance(known, PodRecord):
             self.state.set_pod(known)
         else:
-            self.state.set_other_pod(f"default/{name}", known)
+            self.state.set_pod_without_request(f"default/{name}", known)
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ class Two(World):
         self.state.set_pod(as_pod(bound("holder", P100, 0, node=node, namespace=namespace)))
 
     def take_cpu(self, node: str, cpu: int = 3500) -> None:
-        self.state.set_other_pod("big", PlacedPod(node, Load(cpu, 0, 1)))
+        self.state.set_pod_without_request("big", PlacedPod(node, Load(cpu, 0, 1)))
 
     def nominate(self, node: str) -> None:
         """A pod of high priority has been nominated to the node."""
@@ -239,7 +239,7 @@ def test_what_does_not_matter_is_no_conflict(meanwhile):
     world = Two()
 
     def change():
-        world.state.set_other_pod("small", PlacedPod("n1", Load(100, 0, 1)))
+        world.state.set_pod_without_request("small", PlacedPod("n1", Load(100, 0, 1)))
         world.state.set_pod(as_pod(bound("small-share", P100 // 4, 0, node="n1", namespace="other")))
         world.hold_card("n2")
 
@@ -291,7 +291,7 @@ def test_unrelated_pods_that_come_and_go_for_ever_do_not_keep_a_gang_of_100_from
 
     def come_and_go():
         for i, node in enumerate(world.nodes):
-            world.state.set_other_pod(f"other{i}", PlacedPod(node, Load(100 * (len(plans) % 2), 0, 1)))
+            world.state.set_pod_without_request(f"other{i}", PlacedPod(node, Load(100 * (len(plans) % 2), 0, 1)))
             world.state.set_pod(as_pod(bound(f"share{i}", 100 + len(plans), 0, node=node, namespace="other")))
 
     plans = meanwhile(come_and_go, times=1000)
@@ -323,15 +323,15 @@ def test_pods_that_take_a_place_of_each_plan_do_not_keep_a_gang_of_100_from_bein
 
 def test_a_gang_for_which_the_lock_would_be_held_for_long_waits(meanwhile, monkeypatch):
     world = Two()
-    find_member_without_capacity = GangPlanner.find_member_without_capacity
+    find_unplaceable_member = GangPlanner.find_unplaceable_member
 
     def slow(planner, members, pace=lambda: None):
         if world.state._lock._lock.locked():
             world.clock.worked += 1
             pace()
-        return find_member_without_capacity(planner, members, pace)
+        return find_unplaceable_member(planner, members, pace)
 
-    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", slow)
+    monkeypatch.setattr(GangPlanner, "find_unplaceable_member", slow)
 
     plans = meanwhile(lambda: world.hold_card(plans[-1]["uid-a"]), times=3)
     assert world.filter("a")[0] == []
@@ -372,7 +372,7 @@ def test_unknown_cards_of_nominated_pods_are_searched_for_a_few_ms_under_the_loc
     def change():
         if not lock.locked():
             for node in nodes:
-                world.state.set_other_pod(f"other-{node}", PlacedPod(node, Load(len(plans), 0, 1)))
+                world.state.set_pod_without_request(f"other-{node}", PlacedPod(node, Load(len(plans), 0, 1)))
 
     monkeypatch.setattr(NominatedPods, "place_after_termination", costly)
     monkeypatch.setattr(Commit, "conflict", counted(find_conflict, in_commits))

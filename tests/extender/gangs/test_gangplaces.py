@@ -8,7 +8,7 @@ from cardwise.core.api import names
 from cardwise.core.gangs.gangplan import Planned
 from extender.gangs import gangplanner
 from extender.gangs.gangplaces import CHEAP
-from extender.gangs.gangplanner import PlannedGang
+from extender.gangs.gangplanner import GangToPlan
 from extender.records.pod import Pod
 from tests.build import P100, container, extended_resource
 from tests.extender.gangcluster import NodeSpec, World, member, single
@@ -189,7 +189,7 @@ def test_the_podgroup_says_for_which_member_there_is_no_place(less):
     world = World({"n1": 1})
     world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100 - i * less) for i in range(2)))
     world.run(1)
-    assert world.reason("a") == "no node has capacity for a1 beside the other members"
+    assert world.reason("a") == "no node has capacity for a1 in addition to the other members"
 
 
 def test_after_a_plan_that_failed_at_once_a_gang_is_planned_as_soon_as_there_is_room():
@@ -353,9 +353,9 @@ def test_the_former_places_of_members_do_not_count_when_they_get_others():
     former_places = {
         key: {"uid-g0": "a0", "uid-g1": "a0"} for key in {m.request.peer_key for m in members if m.request}
     }
-    gang = PlannedGang("default", (0, 0, "", ""), 0, [m.uid for m in members], {}, (), former_places)
+    gang = GangToPlan("default", (0, 0, "", ""), 0, [m.uid for m in members], {}, (), former_places)
     snapshot = world.state.snapshot()
-    planner = gangplanner.GangPlanner(snapshot, world.state._nominated.on_snapshot(snapshot), policy="binpack")
+    planner = gangplanner.GangPlanner(snapshot, world.state._nominated.with_snapshot(snapshot), policy="binpack")
     planned = planner.plan(gang, members, lambda: None)
     assert isinstance(planned, Planned)
     assert sorted(planned.nodes.values()) == ["a0", "b0"]

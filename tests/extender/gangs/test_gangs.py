@@ -390,7 +390,7 @@ def test_what_is_short_may_be_anything(short):
     other = single("other", cpu="4")
     other["spec"]["nodeName"] = "n2"
     world.pods["other"] = other
-    world.state.set_other_pod("default/other", PlacedPod("n2", Load(4000, 0, 1)))
+    world.state.set_pod_without_request("default/other", PlacedPod("n2", Load(4000, 0, 1)))
     selector = {"zone": "b"} if short == "selector" else None
     cpu = "2" if short == "cpu" else "1"
     world.create(*(member(f"m{i}", created=i, cpu=cpu, selector=selector, gpu_mem=1000) for i in range(3)))
@@ -398,7 +398,7 @@ def test_what_is_short_may_be_anything(short):
     assert world.bound().keys() == {"other"}
     assert world.unbound_shares() == 0
     del world.pods["other"]
-    world.state.remove_other_pod("default/other")
+    world.state.remove_pod_without_request("default/other")
     world.run(70)
     assert world.bound().keys() == {"m0", "m1", "m2"}
 

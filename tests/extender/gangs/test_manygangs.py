@@ -120,7 +120,7 @@ def test_plans_that_take_long_keep_no_gate_closed(plans, monkeypatch):
         return plan(*args)
 
     monkeypatch.setattr(gangplan, "plan", slow)
-    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", lambda *_: None)
+    monkeypatch.setattr(GangPlanner, "find_unplaceable_member", lambda *_: None)
     world.state._cache.capacity.mark_freed()
     world.clock.advance(10)
     done.clear()
@@ -347,7 +347,7 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
     world.run(1)
     done.clear()
     plans_in_vain(monkeypatch, done, world)
-    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", lambda *_: None)
+    monkeypatch.setattr(GangPlanner, "find_unplaceable_member", lambda *_: None)
     worked = world.clock.worked
     for call in range(1000):
         with world.state.view():
@@ -412,15 +412,15 @@ def test_a_gang_whose_plan_fails_unexpectedly_stops_no_other_gang(caller, monkey
     for gang in ("bad", "g"):
         world.create(member(f"{gang}0", gang, 1, gated=False, gpu_mem=P100))
         assert world.filter(f"{gang}0")[0] == []
-    find_member_without_capacity, tries = GangPlanner.find_member_without_capacity, []
+    find_unplaceable_member, tries = GangPlanner.find_unplaceable_member, []
 
     def fail_for_bad(planner, members, *args):
         if members[0].name == "bad0":
             tries.append(world.clock.now())
             raise RuntimeError("planted")
-        return find_member_without_capacity(planner, members, *args)
+        return find_unplaceable_member(planner, members, *args)
 
-    monkeypatch.setattr(GangPlanner, "find_member_without_capacity", fail_for_bad)
+    monkeypatch.setattr(GangPlanner, "find_unplaceable_member", fail_for_bad)
     world.delete("x0", "x1")
     with capture_logs() as logs:
         if caller == "controller":

@@ -27,10 +27,10 @@ def aside(world, name, **changes):
     spec = {"containers": [{"name": "c"}], "schedulingGroup": {"podGroupName": "g"}} | changes.pop("spec", {})
     record = podinfo.decode_pod(json.dumps({"metadata": meta, "spec": spec, "status": changes}).encode())
     if record is None:
-        world.state.remove_other_pod(f"default/{name}")
+        world.state.remove_pod_without_request(f"default/{name}")
         return None
     assert type(record[1]) is PlacedPod
-    world.state.set_other_pod(*record)
+    world.state.set_pod_without_request(*record)
     return record[1]
 
 
@@ -90,7 +90,7 @@ def test_pods_that_ask_for_nothing_count_while_they_are_there(world, gone):
     assert minimum(world) == 1, "a gang has one member at least"
     aside(world, "ps-2", phase="Succeeded")
     if gone is None:
-        world.state.remove_other_pod("default/ps-1")
+        world.state.remove_pod_without_request("default/ps-1")
     else:
         aside(world, "ps-1", **gone)
     assert minimum(world) == 2

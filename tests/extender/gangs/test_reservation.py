@@ -458,10 +458,10 @@ def test_the_example_of_the_docstring():
         world.create(single(name, gpu_mem=size * gib))
         assert world.schedule(name) == ""
     world.settle()
-    assert f"two members of {member_size} GiB each wait for two cards of {card} GiB that are in use with" in theory
-    assert f"in use with {ends + stays} and {other} GiB" in theory
+    assert f"two members of {member_size} GiB each wait for two cards of {card} GiB" in theory
+    assert f"of which {ends + stays} and {other} GiB are in use" in theory
     waiting_long(world, *(member(f"g{i}", "g", 2, created=1, gpu_mem=member_size * gib) for i in range(2)))
-    assert f"On each {member_size} GiB are reserved: no later pod gets anything there" in theory
+    assert f"On each card {member_size} GiB are reserved, so no later pod gets memory there" in theory
     world.create(single("least", created=90, gpu_mem=1))
     assert world.schedule("least") == RESERVED
 
@@ -492,15 +492,15 @@ def test_the_example_of_the_docstring_of_the_search(monkeypatch):
     with world.state.view():
         snapshot = world.state._cache.snapshot()
     cards = snapshot.ledger.node("n1").cards
-    copied, find_lacking_member = [], cardsearch._CardSearch._find_lacking_member
+    copied, find_unplaceable_member = [], cardsearch._CardSearch._find_unplaceable_member
 
     def recorded(search):
-        lacking = find_lacking_member(search)
+        lacking = find_unplaceable_member(search)
         capacity = sum(search._vacant(members[0].request, members[0].load).counts.values())
         copied.append((sorted(search._added["n1"]), capacity))
         return lacking
 
-    monkeypatch.setattr(cardsearch._CardSearch, "_find_lacking_member", recorded)
+    monkeypatch.setattr(cardsearch._CardSearch, "_find_unplaceable_member", recorded)
 
     def search(*given_up: int) -> tuple[list[int], int]:
         """The planned cards, and the GiB to be freed on them."""
@@ -517,7 +517,7 @@ def test_the_example_of_the_docstring_of_the_search(monkeypatch):
     assert cards_before == [0]
     assert f"With card 0, the copy has capacity for {capacity} member." in theory
     assert (cards_then, enough) == ([0, 2], len(members))
-    assert "With card 2, the next in order, it has capacity for both" in theory
+    assert "With card 2, the next in order, the copy has capacity for both" in theory
     assert f"on cards {first} and {second}: {missing} GiB must be freed on card {second}" in theory
     (first, second), missing = search(2)
     assert "If card 2 was given up, card 1 comes before it" in theory

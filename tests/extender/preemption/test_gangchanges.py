@@ -98,7 +98,7 @@ def test_memory_of_a_node_that_is_overcommitted_is_no_obstacle_for_members_that_
     def make_world() -> Full:
         world = Full(n1=[LOW], n2=[None])
         world.state.set_node("n2", NodeRecord(Load(64_000, 1 << 30, 500)))
-        world.state.set_other_pod("big", PlacedPod("n2", Load(1, 2 << 30, 1)))
+        world.state.set_pod_without_request("big", PlacedPod("n2", Load(1, 2 << 30, 1)))
         pods = [member(f"g{i}", "g", 2, gated=False, priority=HIGH, created=i, whole_gpu=1) for i in range(2)]
         for pod in pods:
             del pod["spec"]["containers"][0]["resources"]["requests"]["memory"]
@@ -106,7 +106,7 @@ def test_memory_of_a_node_that_is_overcommitted_is_no_obstacle_for_members_that_
         return world
 
     victims_by_step = evicted_for(
-        make_world, lambda world: world.state.set_other_pod("o", PlacedPod("n2", Load(1, 0, 1)))
+        make_world, lambda world: world.state.set_pod_without_request("o", PlacedPod("n2", Load(1, 0, 1)))
     )
     assert victims_by_step == [{"n1": ["n1-0"]}] * len(victims_by_step)
 
@@ -148,8 +148,8 @@ def test_if_capacity_is_freed_all_the_time_a_gang_gets_victims_all_the_same():
     world = due_world(2, n1=[LOW], n2=[LOW], n3=[HIGH])
     world.on_step(
         lambda step: [
-            world.state.set_other_pod("o", PlacedPod("n3", Load(step, 0, 1))),
-            world.state.remove_other_pod("o"),
+            world.state.set_pod_without_request("o", PlacedPod("n3", Load(step, 0, 1))),
+            world.state.remove_pod_without_request("o"),
         ]
     )
     assert world.own() == ["n1-0", "n2-0"]

@@ -453,14 +453,17 @@ def test_the_example_of_the_docstring(monkeypatch):
     assert list(map(len, victims.values())) == [1], "only the victims for the requested pod"
     (gang_victims,) = outcomes
 
-    assert f"a gang of {size} members, a GPU each; {free} GPU is free on {gang_victims.places[0].node}" in theory
-    assert "pods of lower priority have 2 on n1 and 2 on n2" in theory
+    assert (
+        f"a gang has {size} members that request a GPU each. {free} GPU is free on {gang_victims.places[0].node}"
+        in theory
+    )
+    assert "pods of lower priority have 2 GPUs on n1 and 2 on n2" in theory
     small, medium, large = map(len, nodes_by_step)
     assert (
         f"With {small} member on {nodes_by_step[0][0]} in place of a victim, only {small + free} members fit" in theory
     )
     assert f"with {medium} such members only {medium + free}. The next step allows {limits[-1]}:" in theory
-    assert f"after {limits[0]}, {limits[1]}, {limits[2]}, … of them the rest of the gang is planned" in theory
+    assert f"After {limits[0]}, {limits[1]}, {limits[2]}, … such members the rest of the gang is planned" in theory
     assert f"all {len(gang_victims.victim_uids)} GPUs of n1 and n2 are cleared" in theory
     assert (large, sorted(nodes_by_step[-1]), len(gang_victims.places)) == (4, ["n1", "n1", "n2", "n2"], 1)
     assert f"the gang is complete after {steps.count('plan')} plans" in theory
@@ -554,9 +557,9 @@ def test_nothing_is_reserved_for_a_gang_if_the_leader_changes_before_the_search_
 def test_no_pod_is_evicted_if_enough_becomes_free_during_the_search(step):
     """On a node that the search does not use, because a pod without GPUs has its cpu."""
     world = Full(n1=[LOW, LOW], n2=[None], n3=[None])
-    world.state.set_other_pod("other", PlacedPod("n3", Load(64_000, 0, 1)))
+    world.state.set_pod_without_request("other", PlacedPod("n3", Load(64_000, 0, 1)))
     gang(world, 2)
-    steps = world.meanwhile(step, lambda: world.state.remove_other_pod("other"))
+    steps = world.meanwhile(step, lambda: world.state.remove_pod_without_request("other"))
     assert world.asks("g0") == {}
     assert len(steps) >= step
 
@@ -566,7 +569,9 @@ def test_what_a_pod_without_gpus_takes_on_the_nodes_of_the_gang_is_no_reason_to_
     world = Full(n1=[LOW, LOW], n2=[LOW], n3=[None])
     gang(world, 4)
     steps = world.on_step(
-        lambda step: [world.state.set_other_pod(f"other{step}", PlacedPod(node, Load(1, 0, 1))) for node in world.nodes]
+        lambda step: [
+            world.state.set_pod_without_request(f"other{step}", PlacedPod(node, Load(1, 0, 1))) for node in world.nodes
+        ]
     )
     assert len(world.asks("g0")) == 1
     assert steps.count("plan") == 3 + 3, "whether to wait, with 1 and 3 members, and whether it is enough to wait now"
@@ -621,7 +626,7 @@ def test_no_more_than_8_members_of_a_gang_are_searched_again_under_the_lock():
     def change(_) -> None:
         if counts and sum(not is_locked for is_locked in locked) > 40:
             for i in range(counts.pop(0)):
-                world.state.set_other_pod(f"other{len(counts)}-{i}", PlacedPod(f"n{i}", Load(1, 0, 1)))
+                world.state.set_pod_without_request(f"other{len(counts)}-{i}", PlacedPod(f"n{i}", Load(1, 0, 1)))
 
     world.on_step(change)
     assert len(world.asks("g0")) == 1
@@ -643,7 +648,9 @@ def test_no_pod_is_evicted_if_the_place_of_a_member_without_gpus_goes_during_the
     world = with_member_without_gpus(n1=[LOW], n2=[LOW])
     members = [member(f"g{i}", "g", 3, gated=False, priority=HIGH, created=i, whole_gpu=1) for i in range(2)]
     world.create(*members, member("ps", "g", 3, gated=False, priority=HIGH, created=5, cpu="32"))
-    steps = world.meanwhile(step, lambda: world.state.set_other_pod("other", PlacedPod("c", Load(60_000, 0, 1))))
+    steps = world.meanwhile(
+        step, lambda: world.state.set_pod_without_request("other", PlacedPod("c", Load(60_000, 0, 1)))
+    )
     assert world.asks("g0") == {} or len(steps) < step
 
 

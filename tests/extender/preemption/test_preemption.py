@@ -207,7 +207,7 @@ def test_how_many_budgets_are_exceeded_is_said(world):
 
 def test_a_victim_that_no_sum_explains_stays_one(full):
     """It has a port, perhaps: only the scheduler knows."""
-    full.state.set_other_pod(*other("ported", "1m"))
+    full.state.set_pod_without_request(*other("ported", "1m"))
     assert "ported" in full.preempt(full.wants("p"), n1=["a0", "a1", "ported"])["n1"]
 
 
@@ -239,7 +239,7 @@ def test_nobody_goes_for_a_pod_that_its_quota_forbids(full):
 
 def test_a_static_pod_stays_since_its_kubelet_would_start_it_again():
     world = World(cpu=1000)
-    world.state.set_other_pod(*other("static", "500m", static=True))
+    world.state.set_pod_without_request(*other("static", "500m", static=True))
     world.show_pod(with_cpu(world.runs("a", HALF, 0, priority=MIDDLE), "500m"))
     assert world.preempt(with_cpu(world.wants("p", HALF), "500m"), n1=["a"]) == {"n1": ["a"]}
 
@@ -294,7 +294,7 @@ def test_what_is_planned_for_the_pod_itself_is_not_in_its_way_there():
     wanted = with_cpu(asking("p", whole_gpu=1), "800m")
     wanted["spec"]["priority"] = HIGH
     assert world.filter(wanted) == ["n1"]
-    world.state.set_other_pod(*other("c", "900m"))
+    world.state.set_pod_without_request(*other("c", "900m"))
     assert world.preempt(wanted, n1=["c"]) == {"n1": ["c"]}
 
 
@@ -304,8 +304,8 @@ def test_nor_is_the_cpu_of_its_plan(planned):
     assert planned.nominate_all() == {"p": "n1"}
     (last,) = {0, 1, 2} - {card_of(planned, "0"), card_of(planned, "p")}
     holds(planned, "a", P100, last)
-    planned.state.set_other_pod(*other("c", "23", priority=MIDDLE))
-    planned.state.set_other_pod(*other("d", "23"))
+    planned.state.set_pod_without_request(*other("c", "23", priority=MIDDLE))
+    planned.state.set_pod_without_request(*other("d", "23"))
     assert preempt(planned.state, wanted, {"n1": ["c"], "n2": []}) == {"n1": ["d"]}
 
 
@@ -490,15 +490,15 @@ def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_
 def test_cards_are_kept_while_a_victim_without_cards_ends():
     world = World(cpu=4000)
     key, record = other("plain", "3")
-    world.state.set_other_pod(key, record)
+    world.state.set_pod_without_request(key, record)
     wanted = with_cpu(world.wants("p", 1000), "3")
     assert world.preempt(wanted, n1=["plain"]) == {"n1": ["plain"]}
     world.nominate(wanted, "n1")
-    world.state.set_other_pod(key, structs.replace(record, terminating=True))
+    world.state.set_pod_without_request(key, structs.replace(record, terminating=True))
     world.clock.advance(61)
     world.state.expire_reservations()
     assert world.state._reservations.nominations.get("uid-p") is not None
-    world.state.remove_other_pod(key)
+    world.state.remove_pod_without_request(key)
     world.clock.advance(61)
     world.state.expire_reservations()
     assert world.state._reservations.nominations.get("uid-p") is None

@@ -81,7 +81,7 @@ def test_cards_that_were_not_found_are_searched_again_once_the_node_has_changed(
     find_unknown_cards(world)
     find_unknown_cards(world)
     assert len(log) == 2
-    world.state.set_other_pod("o", PlacedPod("n2", Load(1, 0, 1)))
+    world.state.set_pod_without_request("o", PlacedPod("n2", Load(1, 0, 1)))
     find_unknown_cards(world)
     assert len(log) == 2, "another node"
     world.terminate("n1-1")
@@ -130,7 +130,7 @@ def test_victims_of_a_gang_are_checked_without_counting_what_is_reserved_on_othe
         for i in range(nominated):
             world.terminate(f"x{i}-0")
         world.state.expire_reservations()
-        assert len(world.state._cache.nominations.all_victims()) == nominated
+        assert len(world.state._cache.nominations.victim_nodes_by_uid()) == nominated
         gang(world, 2)
         changes: list[str] = []
 
@@ -145,7 +145,9 @@ def test_victims_of_a_gang_are_checked_without_counting_what_is_reserved_on_othe
             monkeypatch.setattr(Ledger, name, counted)
 
         assert world.filter("g0")[0] == []
-        world.on_step(lambda step, world=world: world.state.set_other_pod(f"o{step}", PlacedPod("n2", Load(1, 0, 1))))
+        world.on_step(
+            lambda step, world=world: world.state.set_pod_without_request(f"o{step}", PlacedPod("n2", Load(1, 0, 1)))
+        )
         victims = world.asks("g0", before=lambda count=count: [count("set_holding"), count("release")])
         monkeypatch.undo()
         assert victims == {"n1": ["n1-0"]}

@@ -38,7 +38,7 @@ def test_the_tenth_is_shared_equally_as_the_theory_of_operation_says():
     alone, beside = use_in_an_hour({"A": 0.5}), use_in_an_hour(others | {"A": 0.5})
     assert max(beside.values()) - min(beside.values()) < 1
     assert f"A makes {alone['A'] / 0.5:.0f} searches of 0.5 s in an hour, {alone['A']:.0f} s in total" in theory
-    assert f"Beside {len(others)} namespaces with searches of 0.05 s it makes {beside['A'] / 0.5:.0f}" in theory
+    assert f"Beside {len(others)} namespaces with searches of 0.05 s, A makes {beside['A'] / 0.5:.0f}" in theory
     assert f"each of the {len(beside)} namespaces uses about {beside['other-0']:.0f} s" in theory
 
 

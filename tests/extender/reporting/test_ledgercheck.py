@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from extender.reporting.ledgercheck import PATIENCE
-from extender.reporting.statuses import Disagreement, count_node
+from extender.reporting.statuses import Disagreement, compute_node_totals
 from tests.extender.statuscluster import CARDS, K80, World, card, er_object, er_path, holding
 
 CARD = names.extended_resource_name("GPU-A")
@@ -90,7 +90,7 @@ def test_a_card_that_shrank_under_its_pods(world):
 def test_a_running_total_that_lost_count(world):
     unseen(world)
     world.state.ledger.node("n1").used[0] -= 1
-    assert count_node(world.state.ledger, "n1").wrong == [(CARD, Disagreement.TOTAL)]
+    assert compute_node_totals(world.state.ledger, "n1").wrong == [(CARD, Disagreement.TOTAL)]
     assert world.counts_after(PATIENCE + 40) == {"total": 1}
 
 

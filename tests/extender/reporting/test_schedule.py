@@ -46,7 +46,7 @@ def test_pace_saves_up_half_a_second():
     assert pace.allows_write(0.0, 20.0)
     written = 0
     while pace.allows_write(100.0, 20.0):
-        pace.count_write()
+        pace.record_write()
         written += 1
     assert written == 10
 

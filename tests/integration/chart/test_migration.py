@@ -287,7 +287,7 @@ def test_the_guide_to_cardwise_and_back(migration: Migration) -> None:
     cluster.wait(lambda: inspect(cluster)[MOVED, 1][1] == 11 * 1024, "the pod of gpushare is counted")
     reason = (
         "Unhealthy",
-        "pods that gpushare's device plugin gave a share run on this node (1): wait until they have ended",
+        "pods with a share from gpushare's device plugin run on this node (1): wait until they have ended",
     )
     cluster.wait(lambda: migration.health(MOVED) == [reason] * 2, "the cards say why none is shared")
     assert space.phase("new") == "Pending"

@@ -167,7 +167,7 @@ def test_mps_waits_for_the_end_of_the_pods_that_run_without_it_also_after_a_rest
     install(program)
     node.pass_time(LOOK)
     assert node.status().state is UNAVAILABLE
-    assert "starts when the pods that started there without it have ended" in node.published_status()["reason"]
+    assert "starts when the pods that started there without MPS have ended" in node.published_status()["reason"]
     node.crash()
     node.start()
     node.pass_time(LOOK)
