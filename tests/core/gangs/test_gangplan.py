@@ -98,6 +98,25 @@ def searches(monkeypatch):
     return searched
 
 
+class OfDifferentSize(Nodes):
+    """Node n1 has more free cpu than n2."""
+
+    def free_load(self, node):
+        return Load(8_000 if node == "n1" else 2_000, 1 << 40, 100)
+
+
+def test_members_that_differ_by_cpu_only_have_nodes_of_their_own():
+    pod_request = request.parse(pod(gpu_mem=P100))
+    members = [
+        Member(uid=uid, name=uid, request=pod_request, load=Load(cpu, 1, 1))
+        for uid, cpu in (("large", 8_000), ("small", 1_000))
+    ]
+    ledger = ledger_with_free(n1=[P100], n2=[P100])
+    planned = gangplan.plan(ledger, OfDifferentSize(), members, Terms(policy="binpack"))
+    assert isinstance(planned, Planned)
+    assert planned.nodes == {"large": "n1", "small": "n2"}
+
+
 def of_two_claims(mem):
     return request.parse(pod(containers=[container("a", gpu_count=1), container("b", gpu_mem=mem)]))
 

@@ -191,6 +191,15 @@ def test_a_gang_that_can_never_run_does_not_take_the_turn_of_the_next():
     assert {"b0", "b1"} <= set(world.bound())
 
 
+def test_the_cpu_of_a_pod_with_several_cards_becomes_free_once():
+    """Free: 5 cpu, and 4 more once the other pod has ended. The two members need 10."""
+    world = World({"n1": NodeSpec(2, cpu=9)})
+    world.create(single("other", cpu="4", whole_gpu=2))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, cpu="5", whole_gpu=1) for i in range(2)))
+    assert "cannot run even if all other pods end" in world.reason("g")
+
+
 def test_cores_count_in_what_it_could_have():
     """Of a card that gives 200 percent of its SMs two members have 100 each; others have it now."""
     world = World({"n1": 1}, core=200)
