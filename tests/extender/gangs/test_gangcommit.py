@@ -268,7 +268,7 @@ def test_the_example_of_the_docstring(meanwhile, monkeypatch):
     assert f"a pod without GPUs takes {other_cpu} cpu of n1. So {node_cpu - other_cpu} cpu are free" in theory
     check, no_conflict = conflicts
     assert f"the check `{check}` fails, and the second plan puts the member on {chosen}." in theory
-    assert no_conflict == ""
+    assert no_conflict is None
 
 
 def test_the_example_of_the_docstring_without_a_conflict(meanwhile):
