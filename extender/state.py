@@ -25,11 +25,11 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
-from extender.cache.cache import Cache
+from extender.cache.cache import Cache, update_index
 from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import ShareReport
 from extender.cache.nominated import NominatedPods
-from extender.cache.pacing import Pace, pause
+from extender.cache.pacing import Pace
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts
 from extender.cache.statelock import StateLock
@@ -49,7 +49,6 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef
 
-_WARMED: Final = 250  # nodes whose cards are indexed in one hold of the lock
 _SCORED_SECONDS: Final = 1.0
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
@@ -156,11 +155,9 @@ class State:
         another 0.4 s.
         """
         self.preemption.find_unknown_cards(None, Pace(self._clock).pause)
-        while True:
-            with self.view() as ledger:
-                if not ledger.index_some(_WARMED):
-                    return
-            pause(self._clock)
+        with self._lock:
+            self._cache.sync_cards()
+        update_index(self._lock, self._cache, self._clock)
 
     def lock_held_seconds(self) -> float:
         """For how many seconds a thread has held the lock; 0 while it is free (`statelock`). Never waits."""
@@ -294,6 +291,7 @@ class State:
         Returns the KnownBinding instead if the pod is or may be bound already. Raises SearchUnfinished, LeaderChanged.
         """
         leader_changes = self._cache.leader_changes
+        update_index(self._lock, self._cache, self._clock)
         return self._node_search.decide(
             placement_request, lambda searched: self._plan_pod(searched, created, leader_changes)
         )
@@ -323,6 +321,7 @@ class State:
 
         Raises SearchUnfinished.
         """
+        update_index(self._lock, self._cache, self._clock)
         return self._node_search.decide(
             placement_request, lambda searched: self._score_fitting_nodes(searched, created)
         )

@@ -27,7 +27,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.placement.searching import SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods.nodeconstraints import NodeLabels
-from extender.cache.cache import Cache
+from extender.cache.cache import Cache, update_index
 from extender.cache.nodeload import NodeLoads
 from extender.cache.pacing import Pace, pause_seconds
 from extender.cache.reservations import Phase, Reservation
@@ -282,6 +282,7 @@ class Nominator:
 
         Returns whether to call again at once, and the nominated pod with its node; None if no pod was nominated.
         """
+        update_index(self._lock, self._cache, self._clock)
         with self._lock:
             if not self._is_active() or self._reservations.count_rows(Phase.NOMINATED) >= MAX_NOMINATED:
                 return False, None

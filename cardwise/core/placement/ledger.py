@@ -128,6 +128,11 @@ class Ledger:
         self._refresh()
         return self._by_memory
 
+    @property
+    def unindexed_count(self) -> int:
+        """The number of nodes that have changed since the indexes were brought up to date."""
+        return len(self._touched)
+
     def index_some(self, nodes: int) -> bool:
         """Update the indexes for at most this number of changed nodes. Returns whether more nodes have changed."""
         self._refresh(nodes)

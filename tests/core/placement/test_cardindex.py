@@ -143,6 +143,22 @@ def test_a_new_index_is_made_a_part_at_a_time():
     assert placement.place(ledger, names, pod_request, "spread").node == "n299"
 
 
+def test_no_card_is_moved_alone_after_many_changes(monkeypatch):
+    """Each move in a list of 40,000 cards takes 0.01 ms: after a gang of 500 on 63 nodes, 10 ms under the lock."""
+    ledger, moves = Ledger(), []
+    names = [f"n{i:03}" for i in range(300)]
+    for name in names:
+        ledger.set_cards(name, cards(*[100] * 8, node=name))
+    ledger.index()
+    monkeypatch.setattr(cardindex, "insort", lambda entries, entry: moves.append(entry))
+    for i, name in enumerate(names):
+        for card in range(8):
+            ledger.set_holding(holding(f"{name}-{card}", 1 + i % 50, card, node=name))
+    in_order = [(free, name, position) for free, name, position, _ in ledger.index().smallest(1, set(names))]
+    assert in_order == sorted((99 - i % 50, name, card) for i, name in enumerate(names) for card in range(8))
+    assert moves == []
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NODES), st.integers(0, 3), st.integers(0, 9)), max_size=20),
     st.sets(st.sampled_from(NODES)),

@@ -8,10 +8,11 @@ import pytest
 from cardwise.core.api import request
 from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.placement import fitting, searching
+from cardwise.core.placement.cardindex import CardIndex
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.quantity import MiB
-from extender.cache import gangcards
+from extender.cache import cache, gangcards
 from extender.nomination.nominator import NominationSettings
 from extender.placing.nodesearch import SMALL_SEARCH_NODES
 from extender.placing.placing import PlacementRequest
@@ -19,7 +20,7 @@ from extender.records.podref import PodRef
 from extender.state import State
 from tests.build import container, extended_resource, holding, pod
 from tests.core.placement.placing import of_class
-from tests.extender.states import as_card, as_pod, asking, bound
+from tests.extender.states import ENDED, as_card, as_pod, asking, bound
 from tests.fakes.clock import FakeClock
 
 NODES = [f"n{i:03}" for i in range(250)]
@@ -157,6 +158,29 @@ def test_what_a_big_gang_has_reserved_is_counted_only_on_the_nodes_that_are_trie
     assert isinstance(state.plan_pod(placement_request), Placement)
     assert len(counted) <= 2 * SMALL_SEARCH_NODES + 1
     state.forget_plans()
+
+
+@pytest.mark.parametrize("method", ["plan_pod", "score_fitting_nodes", "nominate_next", "warm_caches"])
+def test_few_changed_nodes_are_indexed_in_one_hold_of_the_lock(state, method, monkeypatch):
+    """A gang changes hundreds of nodes at once."""
+    for name in NODES:
+        state.set_pod(as_pod(bound(f"g-{name}", 1, 0, node=name)))
+    indexed = []
+    refresh = CardIndex.refresh
+
+    def record_refresh(index, changed):
+        changed = list(changed)
+        indexed.append(len(changed))
+        refresh(index, changed)
+
+    monkeypatch.setattr(CardIndex, "refresh", record_refresh)
+    calls = {"nominate_next": (state.nominator, ()), "warm_caches": (state, ())}
+    owner, arguments = calls.get(method, (state, (make_request("whole cards"),)))
+    getattr(owner, method)(*arguments)
+    assert max(indexed) <= cache._INDEXED
+    assert sum(indexed) >= len(NODES) - cache._INDEXED
+    for name in NODES:
+        state.set_pod(as_pod(bound(f"g-{name}", 1, 0, node=name, phase="Succeeded", containers=ENDED)))
 
 
 def test_a_pod_whose_search_takes_long_is_not_nominated(state, checks):
