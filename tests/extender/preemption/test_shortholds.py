@@ -137,10 +137,10 @@ def test_victims_of_a_gang_are_checked_without_counting_what_is_reserved_on_othe
         def count(name: str, changes: list[str] = changes, world: Full = world) -> None:
             method = getattr(Ledger, name)
 
-            def counted(ledger: Ledger, changed: object) -> object:
+            def counted(ledger: Ledger, *change: object) -> object:
                 if world.state._lock._lock.locked():
                     changes.append(name)
-                return method(ledger, changed)
+                return method(ledger, *change)
 
             monkeypatch.setattr(Ledger, name, counted)
 
@@ -148,7 +148,7 @@ def test_victims_of_a_gang_are_checked_without_counting_what_is_reserved_on_othe
         world.on_step(
             lambda step, world=world: world.state.set_pod_without_request(f"o{step}", PlacedPod("n2", Load(1, 0, 1)))
         )
-        victims = world.asks("g0", before=lambda count=count: [count("set_holding"), count("release")])
+        victims = world.asks("g0", before=lambda count=count: [count("_replace_holding"), count("_restore_holding")])
         monkeypatch.undo()
         assert victims == {"n1": ["n1-0"]}
         counts.append(len(changes))
