@@ -248,6 +248,18 @@ def test_what_does_not_matter_is_no_conflict(meanwhile):
     assert len(plans) == 1
 
 
+def test_what_becomes_free_while_a_gang_is_planned_in_vain_counts_for_its_next_plan(meanwhile):
+    world = World({"n1": 1, "n2": 1})
+    world.offered = lambda _: ["n1"]
+    world.create(single("other", gpu_mem=P100))
+    world.run(1)
+    world.create(member("a", "a", 1, gpu_mem=P100))
+    plans = meanwhile(lambda: world.delete("other"))
+    world.run(3)
+    assert plans == [{}, {"uid-a": "n1"}]
+    assert world.bound() == {"a": "n1"}
+
+
 def test_the_example_of_the_docstring(meanwhile, monkeypatch):
     theory, conflicts, find_conflict = theory_of("extender.cache.commit"), [], Commit.conflict
 

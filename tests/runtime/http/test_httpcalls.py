@@ -111,6 +111,14 @@ def test_other_transfer_encodings_are_refused(coding):
     assert refused.value.status in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.BAD_REQUEST)
 
 
+@pytest.mark.parametrize("sent", [CHUNKED, b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\ntwo, "])
+def test_a_body_of_the_maximum_size_is_read_and_a_larger_one_is_not(sent):
+    (call,) = read(sent, max_body_bytes=5)
+    assert (body(call), call.environ["CONTENT_LENGTH"], call.last) == (b"two, ", "5", False)
+    (call,) = read(sent, max_body_bytes=4)
+    assert (body(call), call.environ["CONTENT_LENGTH"], call.last) == (b"", "5", True)
+
+
 def test_a_call_is_abandoned_once_its_client_has_closed_the_connection():
     ours, theirs = socket.socketpair()
     with ours, theirs:
