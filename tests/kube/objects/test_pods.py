@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from cardwise.core.api import request
+from cardwise.core.api import mpsprofile, request
 from cardwise.kube.objects import pods
 from tests import build
 
@@ -27,6 +27,13 @@ def test_keys_of_containers_are_those_of_the_request():
         container.key: container.spec["name"] for container in request.containers(manifest)
     }
     assert [by_key[key].is_sidecar for key in ("init-0", "init-1", "0")] == [False, True, False]
+
+
+def test_only_containers_with_cards_count_for_the_user_of_mps():
+    containers = [{"name": f"c{uid}", "securityContext": {"runAsUser": uid}} for uid in (1000, 2000)]
+    spec = pods.spec_of({"containers": containers})
+    users = [pods.mps_client_of_pod({}, spec, keys).user for keys in (["0"], ["1"], ["0", "1"], [])]
+    assert users == [1000, 2000, mpsprofile.MIXED, mpsprofile.MIXED]
 
 
 def test_a_mirror_pod_is_static():

@@ -229,6 +229,13 @@ def test_where_mps_cannot_run_the_cards_are_given_back_first_and_taken_after_a_c
     assert done[: len(GOOD) + 1] == [Act.CHECK, *GOOD]
 
 
+def test_where_mps_becomes_impossible_during_the_check_the_cards_are_open_again_at_once():
+    subject = wish(machine.start_unavailable(CANNOT), True, 1.0)
+    assert machine.mps_state(subject) is MpsState.STARTING
+    subject = wish(subject, CANNOT, 2.0)
+    assert (machine.mps_state(subject), subject.reason) == (MpsState.UNAVAILABLE, CANNOT)
+
+
 def test_off_becomes_unavailable_and_a_reason_that_changes_is_told():
     subject, _ = drive(machine.set_enabled(ready(), False, 5.0, PACE), {}, 20.0, 5.0)
     subject, done = drive(wish(subject, CANNOT, 20.0), {}, 21.0, 20.0)
