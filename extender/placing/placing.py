@@ -240,6 +240,7 @@ class Placing:
                 nodes,
                 placement_request.policy,
                 headroom=headroom,
+                limit=placement_request.limit,
             )
             if best is not None:
                 return best

@@ -11,6 +11,7 @@ from cardwise.core.api import policies
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.placement import Placement
+from cardwise.core.placement.searching import CheckLimit
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
 
@@ -50,10 +51,11 @@ class ScoredPolicies:
         policy: str,
         *,
         headroom: Sequence[Headroom],
+        limit: CheckLimit | None,
     ) -> Placement | None:
-        """A node and cards, chosen by a scored policy; None if `binpack` has to decide."""
+        """A node and cards, chosen by a scored policy; None if `binpack` has to decide. Raises SearchTooLong."""
         engine = self._engine_for(uid, request, load, policy)
-        return engine.place(request, load, policy, nodes, headroom) if engine is not None else None
+        return engine.place(request, load, policy, nodes, headroom, limit=limit) if engine is not None else None
 
     def score_nodes(
         self,

@@ -181,7 +181,8 @@ class Scorer:
         self._request = request
         self._card_requests = fitting.card_requests(request)
         self._effort = effort or searching.SearchEffort()
-        self._count_checks = limit.count if limit is not None else _count_nothing
+        # Counts checks of cards before they are made (`CheckLimit.count`).
+        self.count_checks: Callable[[int], None] = limit.count if limit is not None else _count_nothing
         self._headroom = headroom
         self._plan: fitting.SearchPlan | None = None
         # Devices are checked before cards, node by node: few nodes have them.
@@ -232,7 +233,7 @@ class Scorer:
                 ):
                     yield node
                 else:
-                    self._count_checks(1)
+                    self.count_checks(1)
 
     def with_cards(self, ledger: Ledger, nodes: Collection[str]) -> Collection[str]:
         """For a request of whole cards only: the nodes with enough empty cards, by the index of all cards. In a full
@@ -265,7 +266,7 @@ class Scorer:
         by_name, pick_card = ledger.nodes_by_name(), self._pick_card
         if self._devices is not None:
             for name in nodes:
-                self._count_checks(searching.NODE_CHECKS)
+                self.count_checks(searching.NODE_CHECKS)
                 score = self._score_with(self._devices, by_name.get(name))
                 if isinstance(score, Refusal):
                     refusals[name] = score
@@ -297,9 +298,9 @@ class Scorer:
                 else:
                     refusals[name] = refusal = fitting.refusal(node, card_request)
                     if refusal not in _QUICK_REFUSALS:
-                        self._count_checks(searching.NODE_CHECKS)
+                        self.count_checks(searching.NODE_CHECKS)
                 continue
-            self._count_checks(searching.NODE_CHECKS)
+            self.count_checks(searching.NODE_CHECKS)
             if min_empty_cards and len(node.codes_of_empty_cards()) < min_empty_cards:
                 refusals[name] = fitting.refusal(node, card_request, typed)
                 continue
@@ -320,7 +321,7 @@ class Scorer:
             node = by_name.get(name)
             if node is None:
                 return Refusal.NOT_OURS
-            self._count_checks(searching.NODE_CHECKS)
+            self.count_checks(searching.NODE_CHECKS)
             if is_limited:
                 return searching.refusal_reason(node, plan, plan.typed_requests[0], self._pick_card, self._effort)
             return fitting.refusal(node, card_request, typed)

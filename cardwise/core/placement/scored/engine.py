@@ -29,6 +29,7 @@ from cardwise.core.placement.scored.rows import NONE, ShapeScores
 from cardwise.core.placement.scored.scoring import Scoring, WeightedShape, WorkloadModel
 from cardwise.core.placement.scored.shapes import RequestSize, Shape, make_request_size
 from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput, Workload
+from cardwise.core.placement.searching import NODE_CHECKS, CheckLimit
 from cardwise.core.values.refusals import Refusal
 
 _MAX_ROWS: Final = 256  # shapes whose scores are cached: the most recently used
@@ -164,16 +165,21 @@ class Engine:
         policy: str,
         nodes: Collection[str] | None = None,
         headroom: Sequence[Headroom] = (),
+        *,
+        limit: CheckLimit | None = None,
     ) -> Placement | None:
-        """The placement of the pod on the best node; None if the pod fits nowhere.
+        """The placement of the pod on the best node; None if the pod fits nowhere. Raises SearchTooLong.
 
         load: cpu, memory and pods of the request.
         nodes: the allowed nodes; None for all.
         headroom: the amounts that quotas leave to the namespace.
+        limit: limits the cards and nodes that are checked after they were scored; None: no limit.
         """
         has_features = self._refresh(policy)
         card_requests = fitting.card_requests(request)
-        scorer = Scorer(self._ledger.kinds, request, FALLBACK if policy in self._scorings else policy, headroom)
+        scorer = Scorer(
+            self._ledger.kinds, request, FALLBACK if policy in self._scorings else policy, headroom, limit=limit
+        )
         request_size = make_request_size(request, card_requests, load)
         if request_size is None or not has_features:
             return self._by_cards(scorer, card_requests, load, nodes)
@@ -314,6 +320,7 @@ class Engine:
                 placement = self._place_on_slot(scorer, card_requests, slot, row)
                 if placement is not None:
                     return placement
+                scorer.count_checks(NODE_CHECKS)
             if changed_names:
                 self._look_up(changed_names)
             elif candidate_slots is None and nodes is not None and row.max_stale():

@@ -7,7 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from cardwise.core.api import request
 from cardwise.core.api.cards import Card
+from cardwise.core.placement import fitting
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
@@ -16,7 +18,9 @@ from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import SAMPLE, ShapeScores
 from cardwise.core.placement.scored.scoring import WeightedShape, WorkloadModel
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
+from cardwise.core.placement.searching import CheckLimit, SearchTooLong
 from cardwise.core.values.quantity import MiB
+from tests.build import container, pod
 from tests.core.placement.scored.engines import CARD, fill, knows, load, share, warm, world
 
 
@@ -203,3 +207,28 @@ def test_a_holding_on_a_node_that_has_changed_is_never_above_its_card():
         ledger.set_holding(Holding(f"p{count}", "ns", "p", placed.node, placed.assignment))
     assert count == 120
     assert all(free >= 0 for node in ledger.nodes() for free in node.free)
+
+
+@pytest.mark.parametrize("is_scored", [True, False])
+def test_a_decision_tries_no_more_nodes_than_others_may_wait_for(is_scored, monkeypatch):
+    """More containers than a card takes clients: the scores know memory and SMs, and each node is tried in vain."""
+    ledger, loads, _ = world(**{f"n{i:03}": [1000] for i in range(300)})
+    engine = Engine(ledger, loads, max_scored_nodes=400)
+    if is_scored:
+        knows(engine, [(share(470), load())])
+        warm(engine)
+    tried = []
+    has_capacity = fitting.has_capacity
+
+    def count(*args):
+        tried.append(args)
+        return has_capacity(*args)
+
+    monkeypatch.setattr(fitting, "has_capacity", count)
+    many = request.parse(pod(containers=[container(f"c{i}", gpu_mem=1) for i in range(49)]))
+    with pytest.raises(SearchTooLong):
+        engine.place(many, load(), "priced", limit=CheckLimit(100))
+    assert len(tried) <= 101
+    tried.clear()
+    assert engine.place(many, load(), "priced") is None
+    assert len(tried) > 101, "without the limit"
