@@ -41,6 +41,7 @@ class Known:
     # a member and the gang size that it names, by namespace/gang
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)
     scopes: frozenset[str] = frozenset()
+    clients: int = 48  # the maximum number of shares on one GPU
     ranges: dict[str, Bounds] = field(default_factory=dict)
     offered: NodeOffers | None = None
     native: bool = True  # whether PodGroups of Kubernetes are served
@@ -86,6 +87,9 @@ class Known:
 
     def mps_scopes(self) -> frozenset[str]:
         return self.scopes
+
+    def max_clients(self) -> int:
+        return self.clients
 
     def serves_podgroups(self) -> bool:
         return self.native

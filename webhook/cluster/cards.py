@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Final
 
 from cardwise.core.api.classes import ResourceClass
+from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
 
@@ -61,6 +62,7 @@ class CardFacts:
     labels: Mapping[str, str]
     other: bool = False
     mps: str = ""
+    max_clients: int = MAX_CLIENTS
 
 
 class _Membership:
@@ -123,6 +125,7 @@ class CardSums:
         self._lock = threading.Lock()
         self._cards: dict[str, dict[str, CardFacts]] = {}  # by node and name
         self._scopes: Counter[str] = Counter()  # by scope of an MPS daemon, the number of cards
+        self._client_limits: Counter[int] = Counter()  # by maximum number of shares, the number of GPUs
         self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, in the order of the last use
 
     def on_change(self, key: str, old: CardFacts | None, new: CardFacts) -> None:
@@ -134,6 +137,8 @@ class CardSums:
             if len(cards) < MAX_CARDS_PER_NODE:
                 cards[key] = new
                 self._scopes[new.mps] += 1
+                if not new.other:
+                    self._client_limits[new.max_clients] += 1
             self._mark_changed(new.node)
 
     def on_delete(self, key: str, old: CardFacts) -> None:
@@ -179,6 +184,11 @@ class CardSums:
         with self._lock:
             return frozenset(scope for scope in self._scopes if scope)
 
+    def max_clients(self) -> int:
+        """The maximum number of shares that any GPU takes; 0 while no GPU is known."""
+        with self._lock:
+            return max(self._client_limits, default=0)
+
     def _copy_cards(self) -> list[tuple[CardFacts, ...]]:
         """A copy of the cards of each node, to compare cards without the lock, which every review needs."""
         with self._lock:
@@ -198,6 +208,10 @@ class CardSums:
         self._scopes[card.mps] -= 1
         if not self._scopes[card.mps]:
             del self._scopes[card.mps]
+        if not card.other:
+            self._client_limits[card.max_clients] -= 1
+            if not self._client_limits[card.max_clients]:
+                del self._client_limits[card.max_clients]
         if not cards:
             del self._cards[node]
         self._mark_changed(node)

@@ -15,6 +15,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mps import MpsState
+from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
@@ -197,6 +198,9 @@ class ClusterView:
     def mps_scopes(self) -> frozenset[str]:
         return self._card_sums.mps_scopes()
 
+    def max_clients(self) -> int:
+        return self._card_sums.max_clients()
+
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         return self._gang_numbers.conflicting_member(namespace, gang, number)
 
@@ -299,5 +303,6 @@ def _project_card(raw: bytes) -> tuple[str, CardFacts]:
         extendedresources.labels_of(card),
         extendedresources.is_other_device(card),
         mps,
+        (status.max_clients if status is not None else 0) or MAX_CLIENTS,
     )
     return card.metadata.name, facts

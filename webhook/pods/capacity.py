@@ -3,7 +3,7 @@
 Also warnings about GPU resources of other domains that no node offers: misspelled, or of another GPU sharer.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from cardwise.core.api import lookalikes, names
@@ -93,6 +93,8 @@ def _check_cards(pod_request: PodRequest, cluster: Lookups, nodes: Collection[st
                 f"{field}: no GPU of the class is in the cluster now; the pod waits until a node brings one"
             )
         _refuse_oversized_requests(PodRequest(containers=tuple(containers)), cards, resource_class)
+        if cards.largest:
+            _refuse_too_many_shares(containers, cluster.max_clients())
     if len(by_class) > 1:
         cards = cluster.cards(None, nodes)
         _refuse_too_many_cards(pod_request, cards, "")
@@ -193,6 +195,22 @@ def _describe_mib(amount: MiB) -> str:
 def _unit_suffix(container: ContainerRequest) -> str:
     """The hint for 8M, which is also how the API server stores 8000000."""
     return "; a number without Mi or Gi, such as 8M, means MiB, not bytes" if container.mem % 1000**2 == 0 else ""
+
+
+def _refuse_too_many_shares(containers: Sequence[ContainerRequest], max_clients: int) -> None:
+    """Check that one card can take the shares of all containers that share it. Raises InvalidRequest.
+
+    containers: the containers that request cards of one class.
+    max_clients: the maximum number of shares that any card takes; 0 if it is unknown.
+    """
+    shares = [container for container in containers if not container.whole and container.cards == 1]
+    if max_clients and len(shares) > max_clients:
+        key = names.CLASS_PREFIX + shares[0].resource_class if shares[0].resource_class else names.GPU_MEM
+        raise InvalidRequest(
+            f"{container_path(shares[max_clients].key)}.resources.limits[{key}]",
+            f"{len(shares)} containers of the pod share one GPU, more than any GPU serves at once ({max_clients})",
+            "move some of the containers into separate pods",
+        )
 
 
 def _refuse_too_many_cards(pod_request: PodRequest, cards: CardSizes, class_phrase: str) -> None:

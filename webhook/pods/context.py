@@ -64,6 +64,9 @@ class Lookups(Protocol):
     def mps_scopes(self) -> frozenset[str]:
         """The scopes of all MPS daemons; empty without an MPS manager."""
 
+    def max_clients(self) -> int:
+        """The maximum number of shares that any GPU takes; 0 while no GPU is known."""
+
     def serves_podgroups(self) -> bool:
         """Whether the cluster serves Kubernetes' PodGroups. Raises KubeError."""
 

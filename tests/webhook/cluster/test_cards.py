@@ -56,6 +56,17 @@ def test_mps_scopes_are_those_of_the_cards():
     assert sums.mps_scopes() == {"node"}
 
 
+def test_the_maximum_number_of_shares_is_that_of_the_gpu_that_takes_most():
+    sums = CardSums(KEPT_BACK)
+    assert sums.max_clients() == 0, "no GPU is known"
+    add_cards(sums, a=card("n1"), b=card("n1", max_clients=60), c=card("n2", max_clients=99, other=True))
+    assert sums.max_clients() == 60
+    sums.on_delete("b", card("n1", max_clients=60))
+    assert sums.max_clients() == 48
+    sums.on_change("a", card("n1"), card("n1", max_clients=16))
+    assert sums.max_clients() == 16
+
+
 def test_changed_node_recounts_only_its_own_cards(monkeypatch):
     """Each review used to recount all cards of the cluster."""
     sums = CardSums(KEPT_BACK)

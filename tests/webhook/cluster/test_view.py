@@ -216,13 +216,15 @@ def test_mps_scopes_are_read_from_the_cards(world):
 
     view = world.start([served(0)])
     assert view.mps_scopes() == frozenset()
+    assert view.max_clients() == 48
     world.put_objects(
         paths.extendedresources(),
         served(1, mode="card", state="Down"),
-        served(2, mode="node", state="Ready", maxClients=48),
+        served(2, mode="node", state="Ready", maxClients=60),
     )
     world.follows()
     assert view.mps_scopes() == {"card", "node"}
+    assert view.max_clients() == 60
     world.put_objects(paths.extendedresources(), served(2, mode="node", state="Unavailable"))
     world.follows()
     assert view.mps_scopes() == {"card"}, "no pod uses MPS there"

@@ -44,6 +44,12 @@ def mutate_object(*args: Any, **kwargs: Any) -> dict[str, Any]:
             id="together",
         ),
         pytest.param(
+            mutate_object(containers=[build.container(f"c{i}", gpu_mem=1) for i in range(49)]),
+            f"spec.containers[48].resources.limits[{names.GPU_MEM}]: 49 containers of the pod share one GPU, more than "
+            "any GPU serves at once (48); move some of the containers into separate pods",
+            id="more shares than clients",
+        ),
+        pytest.param(
             mutate_object(gpu_mem="8M"),
             f"{FIELD}: 8000000 MiB is more than the largest GPU has (16276); request at most 16276Mi; a number "
             "without Mi or Gi, such as 8M, means MiB, not bytes",
