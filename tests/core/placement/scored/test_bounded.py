@@ -225,10 +225,10 @@ def test_a_decision_tries_no_more_nodes_than_others_may_wait_for(is_scored, monk
         return has_capacity(*args)
 
     monkeypatch.setattr(fitting, "has_capacity", count)
-    many = request.parse(pod(containers=[container(f"c{i}", gpu_mem=1) for i in range(49)]))
+    pod_request = request.parse(pod(containers=[container(f"c{i}", gpu_mem=1) for i in range(49)]))
     with pytest.raises(SearchTooLong):
-        engine.place(many, load(), "priced", limit=CheckLimit(100))
+        engine.place(pod_request, load(), "priced", limit=CheckLimit(100))
     assert len(tried) <= 101
     tried.clear()
-    assert engine.place(many, load(), "priced") is None
+    assert engine.place(pod_request, load(), "priced") is None
     assert len(tried) > 101, "without the limit"
