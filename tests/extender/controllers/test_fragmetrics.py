@@ -10,7 +10,7 @@ from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
 from extender.records.nodeinfo import NodeRecord
 from tests.build import P100, asking, resource_class
-from tests.extender.cache.test_scoredpolicies import PRICED, call_filter
+from tests.extender.placing.test_scoredpolicies import PRICED, call_filter
 from tests.extender.states import ENDED, as_class, as_pod, bound, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
