@@ -409,6 +409,26 @@ def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now(
     assert "even if all other pods end" not in world.reason()
 
 
+def test_what_was_found_for_former_members_is_not_said_of_those_that_came_during_the_search(monkeypatch):
+    world = World({"n1": 1, "n2": 1})
+    world.create(single("other", whole_gpu=1))
+    world.run(1)
+    search_cards = reservation.search_cards
+
+    def search_then_change(*args):
+        cards_found = search_cards(*args)
+        if "g0" in world.pods:
+            assert "no node has capacity for g0" in cards_found.problem
+            world.create(member("g2", "g", 2, gated=False, created=3, whole_gpu=1))
+            world.delete("g0")
+        return cards_found
+
+    monkeypatch.setattr(reservation, "search_cards", search_then_change)
+    waiting_long(world, member("g0", "g", 2, created=1, whole_gpu=2), member("g1", "g", 2, created=2, whole_gpu=1))
+    assert "g2" in world.pods
+    assert "even if all other pods end" not in world.reason()
+
+
 def test_more_members_than_it_needs_keep_no_nodes_for_a_gang_sooner():
     world = World({"n1": 2})
     world.create(single("x", gpu_mem=P100))
