@@ -516,7 +516,7 @@ class MpsManager:
 
     def inherit_daemons(self) -> None:
         """Take over a former manager's daemon of the whole node, and end daemons of other folders. Raises OSError."""
-        home = Path(mps.node_folder(str(self._settings.root)))
+        home = Path(mps.node_daemon_folder(str(self._settings.root)))
         status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE)
         if status is not None and processes:
             self._inherited_daemon = processes[0].pid, status.uuids
@@ -597,7 +597,7 @@ class MpsManager:
     def _may_serve_unresponsive_card(self, home: Path) -> bool:
         if not self._gpus.unresponsive_indices():
             return False
-        if home == Path(mps.node_folder(str(self._settings.root))):
+        if home == Path(mps.node_daemon_folder(str(self._settings.root))):
             return not self._gpus.cards()  # without this condition two daemons would serve the cards that answer
         status, uuids = mpsfiles.read_state(home), {card.uuid for card in self._all_gpus.cards()}
         return status is None or not uuids.issuperset(status.uuids)
@@ -613,7 +613,7 @@ def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[Da
         ]
     if not cards:
         return []
-    home = Path(mps.node_folder(str(settings.root)))
+    home = Path(mps.node_daemon_folder(str(settings.root)))
     return [DaemonUnit(name=mps.NODE, home=home, scope=DaemonScope.NODE, cards=tuple(cards))]
 
 

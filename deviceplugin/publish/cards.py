@@ -62,7 +62,7 @@ def class_capacities(
 ) -> dict[str, str]:
     """The node's capacities for ResourceClasses: the maximum amounts that containers can request at once.
 
-    classes_by_card: MiB and classes of each card and device; None while unknown: then `current` is kept.
+    classes_by_card: MiB and classes of each card and device; None while unknown, and then `current` is kept.
     current: the node's present capacities.
 
     As in `card_capacities`, a capacity is never below the requests of living pods. A class without cards and requests

@@ -26,7 +26,7 @@ class WriteLimiter:
     def may_write(self, key: str) -> bool:
         """Whether a write may be made now. If so, records the write, so the caller must make it.
 
-        key: identifies the write: the same key means the same content.
+        key: identifies the write. Writes with the same key have the same content.
         """
         now = self._clock.now()
         if now - self._write_times.get(key, -_REPEAT_SECONDS) < _REPEAT_SECONDS:

@@ -164,7 +164,7 @@ class ClusterView:
                 if place.pod.uid in holdings and place.request is not None
             )
 
-    def has_load_for(self, places: Sequence[PodPlace]) -> bool:
+    def has_free_load_for(self, places: Sequence[PodPlace]) -> bool:
         """Whether the nodes have cpu, memory and slots for all these pods, in addition to all present pods."""
         loads: dict[str, Load] = {}
         for place in places:

@@ -29,8 +29,8 @@ class PodPlan(NamedTuple):
     """Places for pods of one namespace that are to be reserved together.
 
     snapshot: the cluster on which the places were found.
-    is_wanted: returns whether exactly these pods, with this rank, still need places: all are pending, and no Binding
-        may bind one of them.
+    is_wanted: returns whether exactly these pods, with this rank, still need places. All must be pending, and no
+        Binding may bind one of them.
     replaced: UIDs of pods whose reservations the plan replaces: the pods themselves, and overtaken nominated pods.
     own_uids: UIDs of pods whose reserved cards the plan may use.
     rank, priority: the position of the pods in the order; it decides which reservations of other pods they respect.
@@ -113,7 +113,7 @@ class Commit:
 
     def have_nodes_load(self) -> bool:
         """Whether cpu, memory and slots of the nodes suffice."""
-        return self._cluster.has_load_for(self._changed_places)
+        return self._cluster.has_free_load_for(self._changed_places)
 
     def have_cards_capacity(self) -> bool:
         """Whether each card exists, is healthy, not cordoned and of the class, admits the pod by MPS, and has the

@@ -35,7 +35,7 @@ class ShareReport(NamedTuple):
 class CardUpdate(NamedTuple):
     """The changes of a card's report.
 
-    reported: the shares to apply: new or changed shares, or all shares of a card that has left its node.
+    reported: the shares to apply, which are new or changed shares, or all shares of a card that has left its node.
     withdrawn: the shares that the node no longer reports.
     problem: the ignored part of the report, with the reason; None if the whole report is used.
     """

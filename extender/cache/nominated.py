@@ -216,7 +216,7 @@ class NominatedPods:
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
     def _search_cards(self, claimant: WaitingPod, node: str, place: NominatedPlace) -> NominatedPlace:
-        """The place with the cards that the pod gets there; without cards if the pod fits on no cards of the node."""
+        """The place, with the cards that the pod would get on its node; without cards if the pod does not fit there."""
         state = self._cluster.ledger.node(node)
         reads = (
             state.generation if state is not None else None,

@@ -5,8 +5,8 @@ program, a wrong clock, or a manual change. The node starts no pod beyond the ca
 wait there for ever. Pods that were bound to the node under its former name hold memory too, but are not evicted.
 Otherwise an attacker who controls a node could have the pods of another node evicted by false reports.
 
-The state suspects a node as soon as the watch shows both pods. `_SETTLE_SECONDS` later the pods are read again, since
-the node marks a pod as started only a moment after its start. The eviction names the pod's resourceVersion.
+`State` lists a node as suspect as soon as the watch shows both pods. `_SETTLE_SECONDS` later the pods are read again,
+since the node marks a pod as started only a moment after its start. The eviction names the pod's resourceVersion.
 """
 
 from collections.abc import Callable, Mapping

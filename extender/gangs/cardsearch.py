@@ -197,7 +197,7 @@ class _CardSearch:
                 self._free.remove_pod(name, holding.uid)
 
     def _find_unplaceable_member(self) -> Member | None:
-        """A member whose shape has more members than fit into the copy; None if there is no such shape."""
+        """A member of a shape for which the copied nodes have too little capacity; None if all shapes fit."""
         for shape, members in shapes(self._gang.members).items():
             if self._capacities.count_pods(shape, self._pace) < len(members):
                 return members[-1]

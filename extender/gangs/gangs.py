@@ -574,7 +574,7 @@ class Gangs:
         if expiry:
             self._end_plan(gang, expiry)
         if gang.rollback_due(now):
-            self._after_transition(gang, gang.roll_back(now))
+            self._after_transition(gang, gang.begin_rollback(now))
         work.ungate.extend(pod_ref(gang, member) for member in gang.members_to_ungate())
         work.evict.extend((pod_ref(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
         if gang.is_reservation_due(now):

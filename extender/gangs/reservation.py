@@ -307,7 +307,7 @@ def _holdings_to_reserve_by_member(
         places_by_node.setdefault(node, []).append(place)
     worth: dict[str, Holding] = {}
     for node, places in places_by_node.items():
-        has_load = snapshot.loads.is_open(node) and snapshot.has_load_for(places)
+        has_load = snapshot.loads.is_open(node) and snapshot.has_free_load_for(places)
         if has_load or not snapshot.has_cards_for(places):
             worth |= {
                 # Without a namespace, so that no quota counts the holding before the member is bound.

@@ -120,7 +120,7 @@ class _NodeSearch(NamedTuple):
         with_load = set[str]()
         for name in feasible:
             pause()
-            if _has_load_for(self.loads, name, self.pod.load):
+            if _has_free_load_for(self.loads, name, self.pod.load):
                 with_load.add(name)
         return feasible, with_load
 
@@ -391,7 +391,7 @@ class Nominator:
                 chosen_placement = self._placing.place_nominee(pod, nodes - full_nodes if full_nodes else nodes, policy)
             except SearchTooLong:
                 return Unplaceable(refusals={})  # filter searches nodes for such a pod on a snapshot
-            if isinstance(chosen_placement, Unplaceable) or _has_load_for(
+            if isinstance(chosen_placement, Unplaceable) or _has_free_load_for(
                 self._cache.loads, chosen_placement.node, pod.load
             ):
                 return chosen_placement
@@ -418,5 +418,5 @@ class Nominator:
         return row if row is not None and row.phase is Phase.NOMINATED else None
 
 
-def _has_load_for(loads: NodeLoads, node: str, load: Load) -> bool:
+def _has_free_load_for(loads: NodeLoads, node: str, load: Load) -> bool:
     return loads.is_open(node) and gangplan.has_capacity(loads.free_load(node), _NO_LOAD, load)

@@ -12,7 +12,7 @@ class NodeFacts(policies.NodeFacts):
 
     loads: has the labels.
     peer_nodes: the node of each peer, by UID (`Reservations.peer_nodes`).
-    excluded: the UIDs of pods that are left out: the pod itself, or the members of a gang that is planned.
+    excluded: the UIDs of pods that do not count, such as the pod itself or the members of a gang that is planned.
     """
 
     def __init__(self, loads: NodeLoads, peer_nodes: Mapping[str, str], excluded: Collection[str]) -> None:

@@ -387,7 +387,9 @@ class GangVictimSearch:
         ):
             if any(map(self._loads.is_unavailable, nodes)):
                 return False
-            return self._snapshot.cluster.has_load_for(pod_places) and self._snapshot.cluster.has_cards_for(pod_places)
+            return self._snapshot.cluster.has_free_load_for(pod_places) and self._snapshot.cluster.has_cards_for(
+                pod_places
+            )
 
     def _place_others(self) -> list[_MemberPlace] | None:
         """The places, without evictions, for all members that are not placed yet.

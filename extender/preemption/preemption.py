@@ -535,7 +535,7 @@ class Preemption:
         ]
 
     def _is_gang_answered(self, search: GangSearch) -> bool:
-        """Whether pods are or may be evicted for the requested pod already."""
+        """Whether no new victims may be chosen for the requested pod, as in `_is_answered`."""
         if search.for_scheduler:
             return self._is_answered(search.claimant, search.policy, search.scheduler_victims)
         return self._needs_no_victims(search.claimant.uid)
@@ -592,7 +592,9 @@ class Preemption:
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
     def _is_answered(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
-        """Whether pods are or may be evicted for this pod already."""
+        """Whether no new victims may be chosen: victims end for the pod already, or kube-scheduler may still act on the
+        last answer.
+        """
         return self._nominations.on_preempt_repeated(claimant, self._clock.now()) or self._must_only_wait(
             claimant, policy, offered
         )

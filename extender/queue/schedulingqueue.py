@@ -472,7 +472,7 @@ class SchedulingQueue:
         self.stop_awaiting_preemption(uid)
         pending = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
         share = pending.priority, pending.namespace
-        if len(self._preempting) >= _MAX_PREEMPTING and not self._displace_preemption(share):
+        if len(self._preempting) >= _MAX_PREEMPTING and not self._free_row_for(share):
             return
         self._preempting[uid] = pending
         self._shares.setdefault(share, {})[uid] = None
@@ -562,7 +562,7 @@ class SchedulingQueue:
 
     # Private helpers.
 
-    def _displace_preemption(self, share: _Share) -> bool:
+    def _free_row_for(self, share: _Share) -> bool:
         """Remove a pod from the full table, to free a row for a pod of this share.
 
         Returns False if no pod may be removed for this share. The removed pod has the lowest priority in the table.

@@ -185,7 +185,7 @@ def _waiting_pod(pod: PodToPlace) -> WaitingPod | None:
 def _record_without_request(pod: Pod) -> tuple[str, PlacedPod] | None:
     """Key and record of a pod that requests no resource of Cardwise; None if the extender ignores the pod.
 
-    The key is "namespace/name", a text that the reflector stores in any case.
+    The key is "namespace/name". The reflector stores this text anyway, so the key takes no further memory.
     """
     group = _group(pod)
     if not (pod.spec.node_name or group) or pod.finished:

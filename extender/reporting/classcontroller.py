@@ -109,7 +109,7 @@ def _make_patch(name: str, models: Models, record: ClassRecord) -> Json:
 class ClassController:
     """Creates, updates and deletes the automatic classes. All methods belong to one thread.
 
-    active: returns whether this extender may write: it leads, and all lists of pods and cards are complete.
+    active: returns whether this extender may write, because it leads and all lists of pods and cards are complete.
     in_use: returns whether a pod holds a card of a class or requests the class.
     """
 

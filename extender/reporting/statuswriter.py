@@ -70,7 +70,8 @@ class _Write(NamedTuple):
 class StatusWriter:
     """Writes statuses. All methods belong to one thread.
 
-    active: returns whether this extender may write: it leads, and all lists of pods, nodes and cards are complete.
+    active: returns whether this extender may write, because it leads and all lists of pods, nodes and cards are
+        complete.
     no_class: called with a quota and a text when the quota's status first reports a class that does not exist.
 
     `ledger_check` collects the disagreements that are found when a node's totals are computed. A standby computes the

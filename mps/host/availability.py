@@ -47,7 +47,7 @@ PODS_WITHOUT_MPS = Obstacle(
 class Availability:
     """The obstacles to MPS on the cards of a node. Not thread-safe.
 
-    control: the program nvidia-cuda-mps-control: a path, or a name that is searched in PATH.
+    control: a path of the program nvidia-cuda-mps-control, or its name, which is searched in PATH.
     root: the folder of the manager's own daemons.
     nvidia_gpus: returns the number of GPUs that NVIDIA's device plugin offers on the node; 0 if `--gpus` divides the
         cards between that plugin and Cardwise.

@@ -239,7 +239,7 @@ class Node:
 
     def home(self, index: int = 0) -> Path:
         if self.settings.scope is DaemonScope.NODE:
-            return Path(mps.node_folder(str(self.root)))
+            return Path(mps.node_daemon_folder(str(self.root)))
         return Path(mps.folder(str(self.root), uuid_of(index)))
 
     def pipe(self, index: int = 0) -> Path:

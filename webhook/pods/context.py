@@ -127,7 +127,8 @@ class Context:
     """What a rule knows besides the pod.
 
     defaults: the defaults of the pod's namespace; None if it has not opted in.
-    gives_default_share: whether a pod without a request gets the namespace's share: at the path for such namespaces.
+    gives_default_share: whether a pod without a GPU request gets the namespace's default share. True only on the path
+        for namespaces with defaults.
     is_template: whether the pod is the template of a workload, of which no pod may exist yet.
     """
 

@@ -53,7 +53,9 @@ class PodUnderReview:
     )
 
     def __init__(self, manifest: Json, parse: Callable[[Json], PodRequest | None] = request.parse) -> None:
-        """parse: reads the request: `request.parse`, or `request.parse_mutated` for a pod that must be rewritten."""
+        """parse: the function that reads the request, `request.parse` or, for a pod that must be rewritten,
+        `request.parse_mutated`.
+        """
         self.manifest = manifest
         self.metadata: Json = dict(manifest.get("metadata") or {})
         self.spec: Json = dict(manifest.get("spec") or {})

@@ -1,9 +1,9 @@
 """The JSON Patch (RFC 6902) of an answer, computed in time linear in the object's size.
 
 jsonpatch searches its own operations for each entry that it removes from a list or moves. For a list of thousands of
-entries of which every second one is removed, that would take seconds. It also compares lists as sets of equal
-entries, and may move a change to another entry. So jsonpatch never gets a list: rewritten lists (env, volumes, mounts,
-gates) are replaced as a whole, and containers, which keep their positions, are compared one by one.
+entries of which every second one is removed, that would take seconds. It also treats equal entries of a list as
+interchangeable, so it may apply a change to the wrong entry. So jsonpatch never gets a list: rewritten lists (env,
+volumes, mounts, gates) are replaced as a whole, and containers, which keep their positions, are compared one by one.
 """
 
 from typing import Any

@@ -166,7 +166,7 @@ def _stale_keys_of_many_classes(
 
 
 def _server_side(manifest: Json, old: Json | None, places: Callable[[Json], Names]) -> AppliedNames:
-    """The names of server-side apply; empty without it. An update that removes all managedFields removes no name."""
+    """The names of server-side apply; empty without it. If an update removes all managedFields, all names stay."""
     applied_fields = _applied_fields(manifest)
     if not applied_fields or not old:
         return NO_MANIFEST

@@ -268,7 +268,7 @@ def deletion_time(metadata: Json) -> str:
 
 
 def _wrap_seconds(seconds: int) -> int:
-    """The seconds that the API server really adds to a time if it should add `seconds`.
+    """The seconds that the API server adds to a time when `seconds` are requested; they differ after an overflow.
 
     The API server converts seconds to nanoseconds in 64 bits, which overflow after 292 years.
     """

@@ -95,7 +95,7 @@ def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = T
 def check_preinstall_facts(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Run all checks that need only the facts."""
     if components.is_installed(cluster_facts):
-        text = "Cardwise is already installed here: these values are for another installation"
+        text = "Cardwise is already installed in this cluster; the proposed values are for a new installation"
         yield Finding(
             "installation",
             Severity.NOTE,

@@ -32,7 +32,7 @@ _CHECKS = (
     policies.check_policies,
     components.check_leader,
     scheduler.check_stranded_pods,
-    scheduler.check_unconfigured_schedulers,
+    scheduler.check_unconfigured_control_planes,
     scheduler.check_deleted_pods,
     waiting.check_unrewritten_pods,
     cluster.check_other_plugins,
@@ -81,7 +81,7 @@ def run_all_checks(
             repairs.suggest_scheduler_configuration(cluster_facts),
             repairs.suggest_certificate_renewal(cluster_facts),
         )
-        findings += probing.send_probe(
+        findings += probing.run_probe_pod(
             client,
             dry_run_namespace,
             cardwise_namespace,

@@ -48,7 +48,7 @@ _UNREACHABLE_MESSAGES: Final = (
 )
 
 
-def send_probe(
+def run_probe_pod(
     client: KubeClient,
     namespace: str,
     cardwise_namespace: str,

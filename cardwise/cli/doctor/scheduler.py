@@ -46,7 +46,7 @@ def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
     yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
-def check_unconfigured_schedulers(facts: Facts) -> Iterator[Finding]:
+def check_unconfigured_control_planes(facts: Facts) -> Iterator[Finding]:
     """Find control plane nodes that joined after the chart had configured kube-scheduler (`scheduler.mode=kubeadm`).
 
     The chart has not configured the kube-scheduler of such a node. Only the leading kube-scheduler places pods; when

@@ -40,7 +40,7 @@ class PodContext:
 
     nodes: decoded Nodes; None if they may not be read.
     former_replicas: names of pods that the pod's Deployment created before its last change.
-    hopeless_pods: names of pods whose deletion would not help: they belong to the pod's own gang or controller, so a
+    hopeless_pods: names of pods whose deletion would not help. They belong to the pod's own gang or controller, so a
         deleted pod would be recreated and wait beside this pod.
     bare: UIDs of pods that no controller recreates.
     pending_members: the requests of the other pending pods of the gang, by pod name.

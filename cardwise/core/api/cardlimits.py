@@ -20,7 +20,7 @@ _MAX_CLIENTS: Final = 1024
 class CardLimits:
     """The extender's limits per card.
 
-    kept_back: MiB of each card that stay free: no share can use them.
+    kept_back: MiB of each card that no share can use.
     max_clients: the maximum number of shares on one card; None for MPS's own maximum.
     core: the percent of a card's SMs that its shares may request in total; more than 100 allows overcommitment.
     """

@@ -165,7 +165,7 @@ def folder(root: str, uuid: str) -> PurePosixPath:
     return PurePosixPath(root) / folder_name(uuid)
 
 
-def node_folder(root: str) -> PurePosixPath:
+def node_daemon_folder(root: str) -> PurePosixPath:
     """The folder of the daemon that serves all cards of the node."""
     return PurePosixPath(root) / NODE
 
@@ -176,7 +176,7 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
         raise InvalidRequest(
             "--mps-root", f"{quote_text(root)} is not an absolute path", f"write one, such as {DEFAULT_ROOT}"
         )
-    folders = [node_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
+    folders = [node_daemon_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
     for daemon_folder in folders:
         pipe = daemon_folder / PIPE
         length = len(str(pipe).encode())

@@ -18,7 +18,8 @@ NO_USER: Final = -3  # a pod without MPS, which uses no daemon
 class CardMps:
     """The MPS of a card, as far as placement needs it. Most cards of a cluster have equal values.
 
-    ready: the card takes new pods: MPS is ready, or off; the manager switches between the two as pods need it.
+    ready: whether the card takes new pods, because MPS is ready or off. The manager switches between the two as pods
+        need it.
     serves_several: one daemon serves all cards of the node.
     multi_user: the daemon serves pods of several users.
     max_clients: maximum number of processes that MPS serves at once; 0 if unknown.

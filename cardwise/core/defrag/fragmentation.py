@@ -62,7 +62,7 @@ _MAX_REQUESTS: Final = 128  # request sizes that `count_requests` returns
 
 
 def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize, float]:
-    """The requests that include cards. To a pod without a card request, all idle memory would be a fragment."""
+    """The requests that include cards. The others would count all idle memory as fragments."""
     return {request_size: count for request_size, count in counts.items() if request_size.cards}
 
 

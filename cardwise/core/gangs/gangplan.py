@@ -13,8 +13,8 @@ for a: b gets n1, and a gets n2.
 Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members form one
 kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as many
 nodes as it has members, or on more if `_MAX_WORK` allows more. Other kinds are scored on the nodes that the policy
-prefers, and on all nodes of the cluster only if the preferred nodes are too few; if the policy ranks nodes
-(`Policy.rank_nodes`), on all nodes. Example: 8 equal members with 128 card requests each are scored on 16 nodes, which
+prefers. All nodes are scored if the preferred nodes are too few, or if the policy ranks nodes (`Policy.rank_nodes`).
+Example: 8 equal members with 128 card requests each are scored on 16 nodes, which
 is a work of 2,048 in 16 steps.
 """
 

@@ -162,7 +162,7 @@ class Member:
     """A pod of a gang, as in the last event.
 
     created: the creation time; sorts as text.
-    there: whether the pod counts as a member: it is not being deleted and has not failed.
+    there: whether the pod counts as a member, because it is not being deleted and has not failed.
     gated: whether the pod has Cardwise's scheduling gate.
     foreign_gate: a scheduling gate of another project, for which kube-scheduler waits; None for none.
     node: the pod's node; "" until it is bound.

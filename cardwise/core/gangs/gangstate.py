@@ -398,7 +398,7 @@ class Gang:
         if self.forward and self.group.partly_bound_since is not None:
             self._progress = now - min(max(0.0, wall - self.group.partly_bound_since), 0.75 * self.patience.rollback)
 
-    def roll_back(self, now: float) -> PlanEnd:
+    def begin_rollback(self, now: float) -> PlanEnd:
         """Begin to evict the bound members (`evicting`), and cancel the plan of the other members.
 
         A PodDisruptionBudget may prevent evictions for ever. So until the first member is evicted, the other members

@@ -339,7 +339,7 @@ def _best(
 
 
 def _min_missing_mib(view: NodeView) -> int:
-    """The missing MiB on the card with the least missing MiB, of the cards that the request may use."""
+    """The smallest number of missing MiB on any card that the request may use."""
     return min((card.missing_mib for card in view.cards if not card.closed), default=0)
 
 

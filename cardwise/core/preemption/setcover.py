@@ -95,7 +95,7 @@ def cheapest_cover(
     if sum(need > 0 for need in shortfall) == 1 and all(len(candidate.victim.budgets) <= 1 for candidate in candidates):
         dimension = next(d for d, need in enumerate(shortfall) if need > 0)
         chosen = [*chosen, *_cover_dimension(candidates, dimension, shortfall[dimension], remaining_budgets)]
-        return _cover(chosen, allowed, cost_limit)
+        return _cover_below_limit(chosen, allowed, cost_limit)
     search = _Search(candidates, allowed, effort, cost_limit)
     search.search(shortfall, remaining_budgets, chosen)
     return search.best
@@ -110,7 +110,9 @@ def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> in
     return sum(max(0, count - max(0, allowed.get(budget, 0))) for budget, count in counts.items())
 
 
-def _cover(candidates: Sequence[_Candidate], allowed: Mapping[str, int], cost_limit: int | None) -> Cover | None:
+def _cover_below_limit(
+    candidates: Sequence[_Candidate], allowed: Mapping[str, int], cost_limit: int | None
+) -> Cover | None:
     victims = tuple([candidate.victim for candidate in candidates])
     cost = EXCESS_COST * budget_excess(victims, allowed) + len(victims)
     return Cover(cost, victims) if cost_limit is None or cost < cost_limit else None

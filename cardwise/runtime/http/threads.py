@@ -10,8 +10,8 @@ connections, calls or namespaces. An API server calls for the whole cluster, but
 certificate it cannot be distinguished from other clients, and any client could claim any namespace. But the call of an
 address that uses less than its share starts as soon as a thread is free, and no address ever gets the last thread,
 which stays free for the first call of another address. Within an address, an owner leaves one thread for other owners.
-So in a cluster that is attacked from N addresses, the API server creates pods with the usual delay until its calls take
-1/(N + 1) of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
+So while N other addresses attack, pods are created without extra delay as long as the calls of the API server need less
+than 1/(N + 1) of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
 """
 
 import threading

@@ -70,7 +70,7 @@ def check_extender(url: str) -> str:
 
 def check_scheduler(client: KubeClient, namespace: str, cardwise_namespace: str) -> str:
     """Let kube-scheduler place a probe pod, as `cardwise doctor` does. Raises LookupError if it fails."""
-    findings = list(probing.send_probe(client, namespace, cardwise_namespace))
+    findings = list(probing.run_probe_pod(client, namespace, cardwise_namespace))
     worst_finding = finding.sort_findings(findings)[0]
     if worst_finding.level is Severity.PROBLEM:
         raise LookupError(f"{worst_finding.text}; {worst_finding.remedy} (scheduler.mode)")

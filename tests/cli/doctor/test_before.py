@@ -271,7 +271,7 @@ def plant_old_kubernetes(preview: PreinstallFacts) -> None:
 @FAULTS.says(
     "installation",
     Severity.NOTE,
-    "Cardwise is already installed here: these values are for another installation",
+    "Cardwise is already installed in this cluster; the proposed values are for a new installation",
     "without --before-install",
 )
 def plant_installed(preview: PreinstallFacts) -> None:

@@ -787,7 +787,7 @@ class Probed:
 
     def probe(self) -> list[Finding]:
         findings = list(
-            probing.send_probe(
+            probing.run_probe_pod(
                 self.api.kube,
                 "default",
                 names.NAMESPACE,

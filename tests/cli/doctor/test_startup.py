@@ -491,6 +491,6 @@ def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_web
     limits = lambda request: request.body["spec"]["containers"][0]["resources"]["limits"]  # noqa: E731
     api.before_request(lambda request: limits(request).update({names.SHARE: "1"}), "create")
     api.before_request(lambda request: api.remove(request.path), "get")
-    webhook, finding = probing.send_probe(api.kube, "default", SYSTEM, clock, configuration_remedy="do so")
+    webhook, finding = probing.run_probe_pod(api.kube, "default", SYSTEM, clock, configuration_remedy="do so")
     assert (webhook.level, finding.level, finding.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
     assert "the probe pod was deleted while it was pending: something had" in finding.text

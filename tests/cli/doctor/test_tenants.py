@@ -236,7 +236,7 @@ def test_what_others_make_of_the_probe_is_not_created_in_the_namespace_of_cardwi
         metadata["labels"] = {"app.kubernetes.io/component": "webhook"}
 
     api.before_request(inject, "create", times=math.inf)
-    list(probing.send_probe(api.kube, "fair", names.NAMESPACE, api.clock))
+    list(probing.run_probe_pod(api.kube, "fair", names.NAMESPACE, api.clock))
     (created,) = (request.body for request in api.sent("create") if not request.query.get("dryRun"))
     spec = created["spec"]
     (container,) = spec["containers"]

@@ -46,7 +46,7 @@ def test_the_cpu_of_all_nodes_is_compared_without_the_lock(monkeypatch):
     for node in nodes[:9]:
         world.full(node)
         world.show_pod(bound(f"on-{node}", HALF, 0, node=node))  # binpack prefers these nodes
-    has_load, compared = nominator._has_load_for, []
+    has_load, compared = nominator._has_free_load_for, []
 
     def observed(loads, node, load):
         compared.append((node, loads is world.state._cache.loads, world.state._lock._lock.locked()))
@@ -54,7 +54,7 @@ def test_the_cpu_of_all_nodes_is_compared_without_the_lock(monkeypatch):
 
     world.create("known", 100)
     assert world.nominate_all() == {"known": "n0"}, "requests no cpu; the constraints are remembered from now on"
-    monkeypatch.setattr(nominator, "_has_load_for", observed)
+    monkeypatch.setattr(nominator, "_has_free_load_for", observed)
     world.create("p", 100, cpu="1")
     assert world.nominate_all() == {"p": "n9"}
     assert [node for node, live, _ in compared if live] == ["n0", "n1", "n2", "n3", "n9"]

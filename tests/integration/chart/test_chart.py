@@ -242,7 +242,7 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     assert "FAIL" not in output
     assert output.count("TEST SUITE:") == 2, "what it may do, and the pod"
     preview = commands.cardwise(cluster, "doctor", "--before-install", "--no-probe").stdout
-    assert "Cardwise is already installed here" in preview
+    assert "Cardwise is already installed in this cluster" in preview
     assert "would be refused" not in preview, "of the pods that have shares"
 
 
