@@ -9,7 +9,7 @@ from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.cluster.namespaces import DISABLED, Defaults
-from webhook.pods import amounts, frameworks, mpsmode
+from webhook.pods import amounts, frameworks, isolation
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 
@@ -37,13 +37,13 @@ def check(defaults: Defaults, namespace: str) -> None:
     if defaults.policy:
         policies.find_policy(defaults.policy, f"{field}[{names.POLICY}]")
     if defaults.mps:
-        mpsmode.check(defaults.mps, f"{field}[{names.MPS}]")
+        isolation.check(defaults.mps, f"{field}[{names.MPS}]")
     if defaults.min_mps:
-        mpsmode.check(defaults.min_mps, f"{field}[{names.MIN_MPS}]")
+        isolation.check(defaults.min_mps, f"{field}[{names.MIN_MPS}]")
     if defaults.frameworks:
         frameworks.check(defaults.frameworks, f"{field}[{names.FRAMEWORKS}]")
     if defaults.sm_percent:
-        mpsmode.check_percent(defaults.sm_percent, f"{field}[{names.SM_PERCENT}]")
+        isolation.check_percent(defaults.sm_percent, f"{field}[{names.SM_PERCENT}]")
 
 
 def takes_defaults(pod: PodUnderReview) -> bool:

@@ -15,7 +15,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
-from webhook.pods import mpsmode
+from webhook.pods import isolation
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import added_later_error, changed_later_error, count_removed
@@ -88,7 +88,7 @@ def validate_environment(pod: PodUnderReview, context: Context) -> None:
     """Check that each container has the variables that `resources` wrote. Raises InvalidRequest."""
     if pod.request is None:
         return
-    mps = bool(pod.cards) and mpsmode.mode_of(pod.annotations).uses_mps
+    mps = bool(pod.cards) and isolation.mode_of(pod.annotations).uses_mps
     for container in pod.containers:
         _check_environment(container.spec.get("env") or [], pod.cards.get(container.key), container.path, mps=mps)
 

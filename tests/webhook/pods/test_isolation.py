@@ -14,7 +14,7 @@ from tests.webhook.reviews import Known, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decision_on, env, judged, refused, sidecar
 from webhook.cluster.namespaces import Defaults
 from webhook.pods.context import WebhookSettings
-from webhook.pods.mpsmode import FIELD
+from webhook.pods.isolation import FIELD
 from webhook.server.review import Decision
 
 PLAIN = WebhookSettings()  # without agents
