@@ -10,7 +10,6 @@ import click
 import structlog
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Mode
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import Devices, NoDevices
@@ -34,6 +33,7 @@ from cardwise.runtime.settings import (
     simulated_gpus_option,
 )
 from deviceplugin.grants.access import Access
+from deviceplugin.grants.mpswait import HasManager
 from deviceplugin.process import COMPONENT, NodeAgent, NodeAgentSettings
 from deviceplugin.publish import metrics
 from deviceplugin.sources.containers import RuntimeContainers
@@ -143,13 +143,12 @@ def _count_failure(thread: str) -> None:
 )
 @option(
     "--mps",
-    "mps_mode",
-    type=click.Choice([str(mode) for mode in Mode]),
-    default=str(Mode.PREFERRED),
+    "mps_setting",
+    type=click.Choice([str(setting) for setting in HasManager]),
+    default=str(HasManager.SEEN),
     envvar="CARDWISE_MPS",
-    help="off: the node has no MPS manager, so containers never wait for MPS. preferred: the node may have a manager; "
-    "once a manager has run, containers wait for MPS on their GPU. required: the node has a manager, so containers "
-    f"wait even before its first start. A pod's annotation {mps.MODE} overrides this.",
+    help="Whether the node has an MPS manager. never: it has none, so containers never wait for MPS. seen: once a "
+    "manager has run, containers wait for MPS on their GPU. always: containers wait even before its first start.",
 )
 @option(
     "--mps-root",
@@ -170,7 +169,7 @@ def main(
     state_dir: Path,
     cri_socket: Path,
     gpu_access: str,
-    mps_mode: str,
+    mps_setting: str,
     mps_root: Path,
     core_overcommit: int,
 ) -> None:
@@ -191,7 +190,7 @@ def main(
         access=None if gpu_access == "auto" else Access(gpu_access),
         nvidia_specs=None if simulated_gpus is not None else nvidia_specs,
         cards=gpus,
-        mps=Mode(mps_mode),
+        mps=HasManager(mps_setting),
         mps_root=mps_root,
         core_overcommit=core_overcommit,
     )

@@ -8,7 +8,7 @@ import structlog
 
 from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.api.mps import DEFAULT_ROOT, Mode
+from cardwise.core.api.mps import DEFAULT_ROOT
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.gpus.selection import CardSelection, SelectedGpus
@@ -20,7 +20,7 @@ from deviceplugin.grants import adoption, cdi
 from deviceplugin.grants.access import Access, Delivery
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
-from deviceplugin.grants.mpswait import MpsWait
+from deviceplugin.grants.mpswait import HasManager, MpsWait
 from deviceplugin.grants.prestart import IsActive, PreStart, StartRefused
 from deviceplugin.grants.release import Releaser
 from deviceplugin.plugin import slots
@@ -50,7 +50,7 @@ class NodeAgentSettings:
     access: how containers get their cards; None: chosen from what the runtime supports.
     nvidia_specs: paths of NVIDIA's CDI specs; None: the cards are simulated.
     cards: the cards that are shared; None: all, unless NVIDIA's device plugin serves the node.
-    mps: the MPS mode of pods without the annotation; `off` also means that the node has no MPS manager.
+    mps: whether the node has an MPS manager.
     mps_root: the --mps-root of the MPS manager.
     core_overcommit: percent of each card's SMs that may be allocated.
     """
@@ -63,7 +63,7 @@ class NodeAgentSettings:
     access: Access | None
     nvidia_specs: tuple[Path, ...] | None
     cards: CardSelection | None = None
-    mps: Mode = Mode.PREFERRED
+    mps: HasManager = HasManager.SEEN
     mps_root: Path = Path(DEFAULT_ROOT)
     core_overcommit: int = FULL_CORE
 

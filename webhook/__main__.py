@@ -14,7 +14,8 @@ import prometheus_client
 import structlog
 
 from cardwise.core.api import names
-from cardwise.core.api.mps import Mode, SmPercent
+from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mps import SmPercent
 from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
@@ -149,21 +150,12 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "kube-scheduler that does not. Name it in --gang-schedulers too. Default: Kubernetes' own.",
 )
 @option(
-    "--mps",
-    "mps_mode",
-    type=click.Choice([str(mode) for mode in Mode]),
-    default=str(Mode.PREFERRED),
-    help=f"MPS mode of pods with a share, if neither the pod nor its namespace has the annotation {names.MPS}. off: "
-    "without MPS. preferred: with MPS on nodes that have it. required: only on nodes that have it. If a container "
-    "has several GPUs and the nodes run one daemon per GPU, preferred becomes off.",
-)
-@option(
-    "--min-mps",
-    type=click.Choice([str(mode) for mode in Mode]),
-    default=str(Mode.OFF),
-    help=f"The weakest MPS mode that a pod with a share may have in the annotation {names.MPS}; weaker modes are "
-    f"refused. A namespace can require a stronger one with the annotation {names.MIN_MPS}. off: pods may run "
-    "without MPS; their GPU then takes no pods with MPS. Pods with whole GPUs may have any mode.",
+    "--isolation",
+    type=click.Choice([str(demand) for demand in Isolation]),
+    default=str(Isolation.NONE),
+    help=f"The least isolation of pods with a share, whatever their annotation {names.ISOLATION} says; a namespace can "
+    "require more by the same annotation. none: pods may opt out of MPS; their GPU then takes no pods with MPS. "
+    "advisory: they may not opt out. mps: they run only with MPS. Pods with whole GPUs may have any value.",
 )
 @option(
     "--sm-percent",
@@ -177,8 +169,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--share-agent",
     type=click.Choice(["always", "mps", "never"]),
     default="mps",
-    help="Which pods get the share agent. always: all with a share of a GPU. mps: those whose MPS is required, and "
-    "those whose MPS is preferred if some node has it. never: none. A pod's annotation "
+    help="Which pods get the share agent. always: all with a share of a GPU. mps: those that demand MPS, and if "
+    "some node has it, those that have not opted out of it. never: none. A pod's annotation "
     f"{names.SHARE_AGENT} overrides this. Pods with the frameworks' hook get the agent unless that annotation is "
     "never.",
 )
@@ -210,8 +202,7 @@ def main(
     exempt_namespaces: tuple[str, ...],
     gang_schedulers: tuple[str, ...],
     scheduler: str,
-    mps_mode: str,
-    min_mps: str,
+    isolation: str,
     sm_percent: str,
     share_agent: AgentChoice,
     share_agent_image: str,
@@ -238,8 +229,7 @@ def main(
         exempt_namespaces=frozenset(exempt_namespaces),
         gang_schedulers=frozenset(gang_schedulers),
         scheduler=scheduler,
-        mps=Mode(mps_mode),
-        min_mps=Mode(min_mps),
+        isolation=Isolation(isolation),
         sm_percent=SmPercent(sm_percent),
         share_agent=AgentSettings(choice=share_agent, image=share_agent_image, user=share_agent_user),
     )

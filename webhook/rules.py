@@ -48,7 +48,7 @@ MUTATE: Final[tuple[Rule, ...]] = (
     amounts.mutate_device_annotation,  # a warning, after the warning about the placement
     gangs.mutate_podgroup,  # reads the request, which does not change after this, and with it the gang
     # What the pod gets.
-    isolation.mutate,  # before the agent and the variables, which depend on the mode
+    isolation.mutate,  # before the agent and the variables, which depend on it
     agent.mutate,  # moves init containers, so before all rules that write by a container's key
     annotations.mutate,  # removes what only Cardwise may write, so after all rules that read what the author wrote
     resources.mutate,  # amounts, slots, markers and variables of each container
@@ -71,7 +71,7 @@ VALIDATE: Final[tuple[Rule, ...]] = (
     # Whether another webhook has changed what MUTATE wrote.
     resources.validate_environment,  # the variables
     agent.validate,  # the share agent, its volume and mounts
-    isolation.validate,  # also whether a node provides the mode
+    isolation.validate,  # also whether a node meets it
     # Last, because it matters least, and because it asks the API server.
     annotations.validate_unread,  # warnings about annotations and labels that no program reads
     gangs.validate_number,  # whether existing pods of the gang name the same number

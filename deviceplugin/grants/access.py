@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from cardwise.core.api import mps
+from cardwise.core.api import names
 from cardwise.core.api.cdiruntimes import CDI_SINCE
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
@@ -28,7 +28,7 @@ NO_CDI = (
 )
 NO_CDI_NO_MPS = (
     "MPS needs CDI, and on this node the container runtime does not support CDI, or --gpu-access=env disables it; "
-    f'annotate the pod {mps.MODE}: "off", or run no MPS manager on such nodes'
+    f"annotate the pod {names.ISOLATION}: none, or run no MPS manager on such nodes"
 )
 
 

@@ -80,7 +80,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     first grant on.
     pod_keys: the container key of each of the `pod_shares`.
     pod_device_keys: the container key of each of the `pod_devices`.
-    mps_mode, sm_percent: the pod's MPS annotations.
+    isolation, sm_percent: the texts of these annotations of the pod.
     mps: the folders of the MPS daemons that the container gets; empty without MPS.
 
     The grant alone suffices to restart the container and to write its CDI spec again.
@@ -98,7 +98,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     devices: tuple[GrantedDevice, ...] = ()
     pod_devices: tuple[GrantedDevice, ...] = ()
     pod_device_keys: tuple[str, ...] = ()
-    mps_mode: str = ""
+    isolation: str = ""
     sm_percent: str = ""
     mps: tuple[str, ...] = ()
     granted_ns: int = 0

@@ -7,14 +7,16 @@ one fact is saved: that this node has an MPS manager.
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
 from cardwise.clock import BOOT, SYSTEM, Clock
-from cardwise.core.api import mps
+from cardwise.core.api import mps, names
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.mps import Mode, MpsState
+from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.wording import quote_text
 from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
@@ -23,6 +25,19 @@ MAX_WAIT_SECONDS = 10.0  # maximum wait for MPS; the kubelet waits 30 s for PreS
 _POLL_SECONDS = 0.2
 _MANAGER_MARK_FILE = "mps-manager-seen"
 _DAEMON_CHANGED = "the MPS daemon of its GPU has just changed"
+
+
+class HasManager(StrEnum):
+    """Whether the node has an MPS manager, the option --mps.
+
+    NEVER: it has none, and will have none.
+    SEEN: it has one once one has run here.
+    ALWAYS: it has one, also before one has run.
+    """
+
+    NEVER = "never"
+    SEEN = "seen"
+    ALWAYS = "always"
 
 
 class MpsNotReady(Exception):
@@ -45,22 +60,22 @@ class MpsWait:
     """Waits for MPS: call `wait_ready` before a container starts, and `confirm_ready` before its grant is delivered."""
 
     def __init__(
-        self, default_mode: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
+        self, setting: HasManager, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
     ) -> None:
-        """default_mode: the MPS mode of pods without the annotation.
+        """setting: whether the node has an MPS manager.
         root: the --mps-root of the MPS manager.
         state_dir: must survive reboots.
         mps_clock: the clock of the manager.
 
         Raises OSError.
         """
-        self._default_mode = default_mode
+        self._setting = setting
         self._root = root
         self._manager_mark_file = state_dir / _MANAGER_MARK_FILE
         self._has_manager = False
         self._clock = clock
         self._mps_clock = mps_clock
-        if default_mode is Mode.OFF:
+        if setting is HasManager.NEVER:
             self._manager_mark_file.unlink(missing_ok=True)
         self.has_manager()  # saves that the node has a manager, even if no container starts before the next reboot
 
@@ -103,19 +118,21 @@ class MpsWait:
         """The MPS state to wait for; None if the container starts without regard to MPS. Raises MpsNotReady."""
         if not grant.pod_shares:
             return None
-        mode = _parse_pod_mode(grant.mps_mode, self._default_mode)
+        demand = _parse_demand(grant)
         has_manager = self.has_manager()
-        if mode is Mode.REQUIRED and not has_manager:
+        if demand is Isolation.MPS and not has_manager:
             reason = (
-                "--mps=off" if self._default_mode is Mode.OFF else f"no manager has run here ({self._root} is empty)"
+                "--mps=never"
+                if self._setting is HasManager.NEVER
+                else f"no manager has run here ({self._root} is empty)"
             )
             raise MpsNotReady(
-                f"pod {grant.pod} requires MPS ({mps.MODE}), which this node does not have: {reason}; create it again "
-                f"without the annotation, or on a node where cardwise-mps runs"
+                f"pod {grant.pod} requires MPS ({names.ISOLATION}), which this node does not have: {reason}; create it "
+                f"again without the annotation, or on a node where cardwise-mps runs"
             )
         if not has_manager:
             return None
-        return MpsState.OFF if mode is Mode.OFF else MpsState.READY
+        return MpsState.READY if demand.uses_mps else MpsState.OFF
 
     def has_manager(self) -> bool:
         """Whether this node has an MPS manager, running or not.
@@ -123,8 +140,8 @@ class MpsWait:
         After a reboot the kubelet may start a container before the manager runs. Even then the container must not run
         without MPS.
         """
-        if self._default_mode is not Mode.PREFERRED:
-            return self._default_mode is Mode.REQUIRED
+        if self._setting is not HasManager.SEEN:
+            return self._setting is HasManager.ALWAYS
         on_disk = self._manager_mark_file.exists()
         self._has_manager = self._has_manager or on_disk or (self._root / mps.LOCK).exists()
         if self._has_manager and not on_disk:
@@ -149,7 +166,7 @@ class MpsWait:
 
     def _is_unavailable(self, grant: Grant) -> bool:
         """Whether the container starts without MPS, because MPS is unavailable on all its cards."""
-        if _parse_pod_mode(grant.mps_mode, self._default_mode) is Mode.REQUIRED:
+        if _parse_demand(grant) is Isolation.MPS:
             return False
         statuses = [mpsfiles.find_daemon_state(self._root, share.uuid)[1] for share in grant.shares]
         return all(status is not None and status.state is MpsState.UNAVAILABLE for status in statuses)
@@ -160,7 +177,7 @@ class MpsWait:
             f"pod {grant.pod} has shares of several GPUs in one container, each with an MPS daemon of its own; a "
             "process can use one (cardwise-mps --scope=node has one for all)"
         )
-        if _parse_pod_mode(grant.mps_mode, self._default_mode) is Mode.REQUIRED:
+        if _parse_demand(grant) is Isolation.MPS:
             return Readiness(reason)
         off_problem = self._unready_reason(grant.shares, MpsState.OFF)
         return Readiness(
@@ -198,12 +215,12 @@ class MpsWait:
         return next((problem for problem in problems if problem is not None), None)
 
 
-def _parse_pod_mode(mode: str, default_mode: Mode) -> Mode:
-    """The MPS mode of a pod: its annotation, else the node's mode. Raises MpsNotReady."""
+def _parse_demand(grant: Grant) -> Isolation:
+    """What the pod demands; `Isolation.ADVISORY` without the annotation. Raises MpsNotReady."""
     try:
-        return Mode(mode) if mode else default_mode
+        return Isolation(grant.isolation) if grant.isolation else Isolation.ADVISORY
     except ValueError as error:
-        modes = ", ".join(Mode)
         raise MpsNotReady(
-            f"annotation {mps.MODE}: {quote_text(mode)} is not an MPS mode; create the pod again with one of {modes}"
+            f"annotation {names.ISOLATION}: {quote_text(grant.isolation)} is not a tier of isolation; create the pod "
+            f"again with one of {', '.join(Isolation)}"
         ) from error

@@ -140,7 +140,7 @@ def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
         slots=tuple(slots),
         shares=shares,
         devices=tuple(GrantedDevice.from_share(share) for share in devices),
-        mps_mode=pod.annotations.get(mps.MODE, ""),
+        isolation=pod.annotations.get(names.ISOLATION, ""),
         sm_percent=pod.annotations.get(mps.SM_PERCENT, ""),
     )
 

@@ -1,18 +1,20 @@
 """Clears the MPS status of this node's cards when no MPS manager runs any more, so that no MPS pod is placed here.
 
 A manager that crashes leaves its last status: the card looks ready forever, but no container starts on it. The device
-plugin reads from files on the node whether a manager runs. With `--mps=off` no manager will come back: then the status
-of an earlier manager is removed, except from a card that this manager left closed (in compute mode EXCLUSIVE_PROCESS).
+plugin reads from files on the node whether a manager runs. With `--mps=never` no manager will come back: then the
+status of an earlier manager is removed, except from a card that this manager left closed (in compute mode
+EXCLUSIVE_PROCESS).
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
 from cardwise.clock import BOOT, SYSTEM, Clock
-from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE, Mode, MpsState
+from cardwise.core.api.mps import CLOSED_BY_FORMER_MANAGER, MANAGER_GONE, MpsState
 from cardwise.core.values.decoded import Json
 from cardwise.gpus import mpsfiles
 from cardwise.kube.objects.extendedresources import ExtendedResource, MpsStatus
+from deviceplugin.grants.mpswait import HasManager
 
 GRACE_SECONDS = 20.0  # time without a manager before its status is cleared; enough for the manager's restart or update
 
@@ -22,13 +24,13 @@ class StaleMpsStatus:
 
     def __init__(
         self,
-        default_mode: Mode,
+        setting: HasManager,
         root: Path,
         has_manager: Callable[[], bool],
         clock: Clock = SYSTEM,
         mps_clock: Clock = BOOT,
     ) -> None:
-        self._default_mode = default_mode
+        self._setting = setting
         self._root = root
         self._has_manager = has_manager
         self._clock = clock
@@ -38,7 +40,7 @@ class StaleMpsStatus:
     def correct_status(self, resource: ExtendedResource) -> Json:
         """Returns the merge patch that corrects a card's status, {} if the status needs no correction."""
         mps_status, uuid = resource.status.mps, resource.spec.uuid
-        if self._default_mode is Mode.OFF:
+        if self._setting is HasManager.NEVER:
             return self._correct_without_manager(mps_status, uuid)
         if mps_status is None:
             is_stale = self._has_manager() and not mpsfiles.is_manager_running(self._root)

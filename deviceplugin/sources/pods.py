@@ -27,7 +27,7 @@ _READ_ANNOTATIONS = frozenset(
         names.DEV_MEM,
         names.GPUSHARE_ALLOCATION,
         names.MIRROR,
-        mps.MODE,
+        names.ISOLATION,
         mps.SM_PERCENT,
     )
 )

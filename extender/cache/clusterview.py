@@ -196,7 +196,7 @@ class ClusterView:
                 if requested_classes.get(key) and requested_classes[key] not in state.cards[position].classes:
                     return False
                 if not state.mps.admits(
-                    position, untolerated_by(request.mps, several_cards=len(shares) > 1), mps_client.user
+                    position, untolerated_by(request.isolation, several_cards=len(shares) > 1), mps_client.user
                 ):
                     return False
         return True

@@ -256,7 +256,7 @@ def event_message(violation: Violation, pod: PodView | None, names: Sequence[str
             return (
                 f"{holder} uses {card} without MPS, and no MPS server can start on the card until that process ends. "
                 "If the process was a client of an MPS server that ended, end it; else remove CUDA_MPS_PIPE_DIRECTORY "
-                f'from the program\'s environment, or create the pod with cardwise.dev/mps: "off": {processes}'
+                f'from the program\'s environment, or create the pod with cardwise.dev/isolation: "none": {processes}'
             )
         case Reason.GPU_WITHOUT_GRANT:
             return f"{holder} uses {violation.used} MiB of {card} and has no share of any GPU: {processes}"

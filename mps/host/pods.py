@@ -9,7 +9,7 @@ from cardwise.clock import Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.gpus.protocol import GpuCard
@@ -81,7 +81,7 @@ def parse_pod(content: bytes) -> PodView:
         namespace=metadata.namespace,
         name=metadata.name,
         finished=pod.finished,
-        without_mps=metadata.annotations.get(mps.MODE) == Mode.OFF,
+        without_mps=metadata.annotations.get(names.ISOLATION) == Isolation.NONE,
         assignment=assignment or _NO_ASSIGNMENT,
         ends_at=_parse_time(metadata.deletion_timestamp),
         grace=float(metadata.deletion_grace_period_seconds or 0),

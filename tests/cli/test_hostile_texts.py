@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from cardwise.core.api import mps, names
+from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.build import automatic_class, gpu_quota, resource_class, resource_quota
 from tests.cli.clusters import K80_CLASS, Cluster, card, device, lists, placed, run, waiting, with_devices
@@ -52,7 +52,7 @@ def pods() -> list[Json]:
     bare = waiting("team-a", "bare", LIMITS)
     bare["spec"]["schedulerName"] = HOSTILE
     strange = waiting("team-a", "strange", LIMITS | {f"example.com/gpu-{HOSTILE}": "1"})
-    strange["metadata"]["annotations"] = {names.POLICY: HOSTILE, mps.MODE: HOSTILE}
+    strange["metadata"]["annotations"] = {names.POLICY: HOSTILE, names.ISOLATION: HOSTILE}
     unwritten = owned(waiting("team-a", "unwritten", {names.GPU_MEM: "4000"}))
     stays = holder("stays")
     stays["status"] = {

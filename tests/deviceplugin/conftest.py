@@ -15,13 +15,13 @@ import yaml
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import Mode
 from cardwise.devices.protocol import Devices, NoDevices
 from cardwise.gpus import selection
 from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from deviceplugin.grants.access import Access
+from deviceplugin.grants.mpswait import HasManager
 from deviceplugin.plugin import slots
 from deviceplugin.process import NodeAgent, NodeAgentSettings
 from deviceplugin.sources.containers import RuntimeContainers
@@ -64,7 +64,7 @@ class Rig:
         self.access: Access | None = None
         self.chosen: str | None = None  # --gpus
         self.devices: Devices | None = None
-        self.mps = Mode.PREFERRED
+        self.mps = HasManager.SEEN
         self.mps_root = folder / "mps"
         self.core_overcommit = 100
         self.api = ApiServer(self.clock)

@@ -44,22 +44,24 @@ def report_mps(world: State, *indices: int, node: str = "n1", reports: list | No
         world.set_card(*as_card(card))
 
 
-def saying(pod: dict, mode: str = "", user: int | None = None) -> dict:
-    if mode:
-        pod["metadata"]["annotations"][names.MPS] = mode
+def saying(pod: dict, isolation: str = "", user: int | None = None) -> dict:
+    if isolation:
+        pod["metadata"]["annotations"][names.ISOLATION] = isolation
     if user is not None:
         pod["spec"]["securityContext"] = {"runAsUser": user}
     return pod
 
 
-def runs(world: State, name: str, index: int = 0, *, mode: str = "", user: int | None = None, mem: int = 1000) -> None:
+def runs(
+    world: State, name: str, index: int = 0, *, isolation: str = "", user: int | None = None, mem: int = 1000
+) -> None:
     """Let such a pod hold a share of the card."""
-    world.set_pod(as_pod(saying(bound(name, mem, index), mode, user)))
+    world.set_pod(as_pod(saying(bound(name, mem, index), isolation, user)))
 
 
-def place(world: State, name: str, mode: str = "", user: int | None = None, **asks: int):
+def place(world: State, name: str, isolation: str = "", user: int | None = None, **asks: int):
     """The card that filter chooses for such a pod on node n1, or the refusal."""
-    pod_request = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), mode, user))
+    pod_request = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), isolation, user))
     placement = world.plan_pod(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, ["n1"], "binpack"))
     if isinstance(placement, Unplaceable):
         return placement.refusals["n1"]
@@ -70,24 +72,26 @@ def place(world: State, name: str, mode: str = "", user: int | None = None, **as
 def test_only_a_ready_card_gets_pods_and_the_others_wait_with_a_reason(world):
     report_mps(world, 0, state="Down")
     report_mps(world, 1, state="Ready")
-    assert place(world, "a", "preferred") == [1]
-    assert place(world, "b", "off", gpu_mem=ROOMY) is Refusal.MPS_MIXED
+    assert place(world, "a", "advisory") == [1]
+    assert place(world, "b", "none", gpu_mem=ROOMY) is Refusal.MPS_MIXED
     for bad in ("Starting", "Fault", "Draining", "Down", "Unheard"):
         report_mps(world, 0, 1, state=bad)
-        for mode in ("", "preferred", "required", "off"):
-            assert place(world, "c", mode) is Refusal.MPS_DOWN
+        for isolation in ("", "advisory", "mps", "none"):
+            assert place(world, "c", isolation) is Refusal.MPS_DOWN
 
 
 def test_a_card_where_mps_cannot_run_is_open_to_all_but_pods_that_require_it(world):
     report_mps(world, 0, state="Unavailable")
     report_mps(world, 1, state="Down")
-    assert place(world, "a", "required") in (Refusal.MPS_MISSING, Refusal.MPS_DOWN)
-    runs(world, "off", mode="off", mem=100)
-    runs(world, "preferred", mode="preferred", user=1000, mem=100)
-    for mode, user in (("", 0), ("off", None), ("preferred", 2000)):
-        assert place(world, "b", mode, user, gpu_mem=100) == [0], "pods with and without MPS, and of any user, together"
+    assert place(world, "a", "mps") in (Refusal.MPS_MISSING, Refusal.MPS_DOWN)
+    runs(world, "none", isolation="none", mem=100)
+    runs(world, "advisory", isolation="advisory", user=1000, mem=100)
+    for isolation, user in (("", 0), ("none", None), ("advisory", 2000)):
+        assert place(world, "b", isolation, user, gpu_mem=100) == [0], (
+            "pods with and without MPS, and of any user, together"
+        )
     report_mps(world, 1, state="Unavailable")
-    assert place(world, "c", "required") is Refusal.MPS_MISSING
+    assert place(world, "c", "mps") is Refusal.MPS_MISSING
     assert place(world, "d", gpu_mem=200, gpu_count=2) == [0, 1], "several in one container too"
 
 
@@ -142,53 +146,53 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
         pod["spec"]["hostUsers"] = False
         return pod
 
-    def planned(mode, **mps_fields):
+    def planned(isolation, **mps_fields):
         fresh = make_state(FakeClock())
         report_mps(fresh, 0, **mps_fields)
-        pod_request = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
+        pod_request = request.parse(own(saying(asking("a", gpu_mem=1000), isolation, 1000)))
         return fresh.plan_pod(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1"], "binpack"))
 
-    refused = planned("required", multiUser=False)
+    refused = planned("mps", multiUser=False)
     assert isinstance(refused, Unplaceable)
     assert refused.refusals == {"n1": Refusal.MPS_USER}
-    assert isinstance(planned("off", multiUser=False), Placement), "without MPS nobody asks"
-    assert isinstance(planned("required", multiUser=True), Placement)
+    assert isinstance(planned("none", multiUser=False), Placement), "without MPS nobody asks"
+    assert isinstance(planned("mps", multiUser=True), Placement)
     for user in (None, 1000):  # one that was bound all the same
         again = make_state(FakeClock())
         report_mps(again, 0, multiUser=False)
-        again.set_pod(as_pod(own(saying(bound("own", 1000, 0), "required", user))))
-        assert place(again, "d", "required", user=user) is Refusal.MPS_USER
+        again.set_pod(as_pod(own(saying(bound("own", 1000, 0), "mps", user))))
+        assert place(again, "d", "mps", user=user) is Refusal.MPS_USER
 
 
-def test_a_restart_reads_mps_modes_and_users_from_the_pods(clock):
+def test_a_restart_reads_isolation_and_users_from_the_pods(clock):
     for order in (0, 1):
         again = make_state(clock)
         steps = [
             lambda again=again: report_mps(again, 0, multiUser=False),
-            lambda again=again: runs(again, "a", mode="required", user=1000),
+            lambda again=again: runs(again, "a", isolation="mps", user=1000),
         ]
         for step in steps[:: -1 if order else 1]:
             step()
-        assert place(again, "b", "off") is Refusal.MPS_MIXED
-        assert place(again, "c", "preferred", user=1) is Refusal.MPS_USER
-        assert place(again, "d", "preferred", user=1000) == [0]
+        assert place(again, "b", "none") is Refusal.MPS_MIXED
+        assert place(again, "c", "advisory", user=1) is Refusal.MPS_USER
+        assert place(again, "d", "advisory", user=1000) == [0]
 
 
 def test_after_a_restart_no_pod_joins_shares_that_only_the_node_reports(world):
     report_mps(world, 0, reports=[reported_share("uid-gone", 1000)], state="Ready")
-    for mode in ("off", "preferred"):
-        assert place(world, "a", mode) is Refusal.MPS_MIXED
+    for isolation in ("none", "advisory"):
+        assert place(world, "a", isolation) is Refusal.MPS_MIXED
     report_mps(world, 0, state="Ready")
-    assert place(world, "a", "off") == [0]
+    assert place(world, "a", "none") == [0]
 
 
 def test_a_pod_that_vanished_keeps_its_kind_while_it_may_run(world):
     report_mps(world, 0)
     report_mps(world, 0, state="Ready")
-    runs(world, "a", mode="preferred")
-    world.remove_pod(as_pod(saying(bound("a", 1000, 0), "preferred")))
-    assert place(world, "b", "off") is Refusal.MPS_MIXED
-    assert place(world, "c", "preferred") == [0]
+    runs(world, "a", isolation="advisory")
+    world.remove_pod(as_pod(saying(bound("a", 1000, 0), "advisory")))
+    assert place(world, "b", "none") is Refusal.MPS_MIXED
+    assert place(world, "c", "advisory") == [0]
 
 
 def test_bind_chooses_another_card_when_the_planned_one_is_no_longer_ready(world):
@@ -206,9 +210,9 @@ def test_bind_chooses_another_card_when_the_planned_one_is_no_longer_ready(world
 
 def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
     report_mps(world, 0, 1, state="Ready")
-    assert place(world, "a", "preferred") == [0]
-    runs(world, "b", 1, mode="preferred", mem=2 * ROOMY)
-    pod_request = request.parse(saying(asking("a", gpu_mem=ROOMY), "preferred"))
+    assert place(world, "a", "advisory") == [0]
+    runs(world, "b", 1, isolation="advisory", mem=2 * ROOMY)
+    pod_request = request.parse(saying(asking("a", gpu_mem=ROOMY), "advisory"))
     begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert isinstance(begun, Assumed)
     assert begun.assignment.indices() == [0]
@@ -216,18 +220,18 @@ def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
 
 def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
     report_mps(world, 0, 1, mode="node")
-    assert place(world, "a", "preferred", gpu_count=2) == [0, 1]
+    assert place(world, "a", "advisory", gpu_count=2) == [0, 1]
     report_mps(world, 0, 1, mode="card")
-    pod_request = request.parse(saying(asking("a", gpu_count=2), "preferred"))
+    pod_request = request.parse(saying(asking("a", gpu_count=2), "advisory"))
     begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert begun is Refusal.MPS_SEVERAL
 
 
 def test_a_planned_pod_holds_its_card_as_its_user(world):
     report_mps(world, 0, multiUser=False)
-    assert place(world, "a", "preferred", user=1) == [0]
-    assert place(world, "b", "preferred", user=2) is Refusal.MPS_USER
-    assert place(world, "c", "preferred", user=1) == [0]
+    assert place(world, "a", "advisory", user=1) == [0]
+    assert place(world, "b", "advisory", user=2) is Refusal.MPS_USER
+    assert place(world, "c", "advisory", user=1) == [0]
 
 
 def test_a_nominated_pod_has_its_user_too():
@@ -249,8 +253,8 @@ def test_a_security_context_that_is_none_is_no_call(world):
 def test_a_gang_is_planned_as_its_members_may_meet(clock):
     world = State(clock=clock, gang_settings=GangSettings(max_waiting=3))
     report_mps(world, 0, 1, state="Ready")
-    for name, mode in (("a", "off"), ("b", "preferred"), ("c", "off")):
-        pod = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})
+    for name, isolation in (("a", "none"), ("b", "advisory"), ("c", "none")):
+        pod = member(name, gated=False, gpu_mem=1000, annotations={names.ISOLATION: isolation})
         world.set_pod(as_pod(pod))
     for name in "abc":
         assert world.gangs.filter_member(f"uid-{name}", ["n1"]) == PlannedNode("n1")

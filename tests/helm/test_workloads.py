@@ -16,10 +16,10 @@ import extender.__main__ as extender_part
 import mps.__main__ as mps_part
 import webhook.__main__ as webhook_part
 from cardwise.core.api import gpunodes, mps, names, policies, schedulerconfig
-from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
+from deviceplugin.grants.mpswait import HasManager
 from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, documents, get_object, template, text
 
 EVERYTHING = (
@@ -79,7 +79,7 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert options["exempt_namespaces"] == ("quiet", "gpu")
     assert options["gang_schedulers"] == ("one", "two", "cardwise-scheduler")
     assert options["scheduler"] == "cardwise-scheduler"
-    assert options["mps_mode"] == "required"
+    assert options["isolation"] == "mps"
     assert options["share_agent_image"] == "cardwise:0.1.0"
     options = parsed_options(render, "webhook")
     assert (options["scheduler"], options["exempt_namespaces"]) == ("", ("kube-system", "cardwise-system"))
@@ -447,7 +447,7 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
             ["scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=1", "extender.enabled=false"],
             "scheduler.mode: kubeadm needs the extender",
         ),
-        (["deviceplugin.mps=off"], "deviceplugin.mps: off means that no node has an MPS manager"),
+        (["deviceplugin.mps=never"], "deviceplugin.mps: never means that no node has an MPS manager"),
         (["tests.namespace=kube-system"], "tests.namespace: the webhook does not see pods of kube-system"),
         (["webhook.metricsPort=8443"], "webhook.metricsPort: is the same as webhook.port"),
     ],
@@ -475,13 +475,13 @@ def test_pods_run_on_linux_only_also_where_an_admin_names_labels(render: Render)
 
 def test_nodes_wait_for_an_mps_manager_only_where_the_chart_runs_one(render: Render) -> None:
     """What an earlier installation with MPS left on a node must not keep pods away from its cards for ever."""
-    for sets, mode in (
-        ((), Mode.PREFERRED),
-        (("mps.enabled=false",), Mode.OFF),
-        (("mps.enabled=false", "deviceplugin.mps=preferred"), Mode.PREFERRED),
-        (("deviceplugin.mps=required",), Mode.REQUIRED),
+    for sets, setting in (
+        ((), HasManager.SEEN),
+        (("mps.enabled=false",), HasManager.NEVER),
+        (("mps.enabled=false", "deviceplugin.mps=seen"), HasManager.SEEN),
+        (("deviceplugin.mps=always",), HasManager.ALWAYS),
     ):
-        assert f"--mps={mode}" in container(render, "deviceplugin", *sets)["args"], sets
+        assert f"--mps={setting}" in container(render, "deviceplugin", *sets)["args"], sets
 
 
 @pytest.mark.parametrize("part", ["deviceplugin", "mps"])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cardwise.core.api import assignment as codec
-from cardwise.core.api import mps
+from cardwise.core.api import mps, names
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import DaemonScope, Status
 from cardwise.core.values.quantity import MiB
@@ -287,7 +287,7 @@ class Node:
         shares = (CardShare(index, uuid_of(index), MiB(mib), 0, MiB(P100)),)
         annotations = codec.encode(Assignment({"0": shares}), assume_time_ns=1)
         if without_mps:
-            annotations[mps.MODE] = "off"
+            annotations[names.ISOLATION] = "none"
         container = {"name": "main", "containerID": f"containerd://{CID}"}
         pod = {
             "metadata": {"name": name, "uid": f"uid-{name}", "annotations": annotations},

@@ -334,7 +334,7 @@ class World:
         if split > 1:
             metadata["annotations"][names.GPU_COUNTS] = f"main={split}"
         if mps:
-            metadata["annotations"][names.MPS] = mps
+            metadata["annotations"][names.ISOLATION] = mps
         if guarded:
             metadata["labels"] = metadata.get("labels", {}) | GUARDED
         limits["requests"] = {"cpu": "1", "memory": "1Gi"}

@@ -121,11 +121,11 @@ class Judge:
         wanted = class_of(pod)
         if wanted and card.model not in self._world.classes[wanted]:
             return False
-        mode = mps_of(pod)
-        if mode == "required" and not card.mps:
+        isolation = isolation_of(pod)
+        if isolation == "mps" and not card.mps:
             return False
         several = max(split_of(pod), limits_of(pod).get(names.WHOLE_GPU, 1)) > 1
-        return mode == "off" or not card.mps or not several
+        return isolation == "none" or not card.mps or not several
 
     def _came(self, gang: tuple[str, str]) -> list[Json]:
         """The members that have reached bind, where all members that do not run yet wait for each other."""
@@ -144,18 +144,18 @@ class Judge:
         users = self._users()
         for (node, index), shares in self._used().items():
             card = self._world.machines[node].cards[index]
-            mem, modes = card.mem, {mode == "off" for mode in users[node, index]}
+            mem, modes = card.mem, {mode == "none" for mode in users[node, index]}
             assert sum(share.mem for share in shares) <= mem, ("over-full", node, index, shares)
             assert sum(share.core for share in shares) <= 100, ("over-full", node, index, shares)
             assert len(shares) == 1 or not any(share.whole for share in shares), ("not whole", node, index, shares)
             assert not card.mps or len(modes) == 1, ("with MPS beside one without", node, index, shares)
 
     def _users(self) -> dict[tuple[str, int], list[str]]:
-        """By card, the MPS modes of its pods."""
+        """By card, the isolation that its pods demand."""
         users: dict[tuple[str, int], list[str]] = {}
         for uid, binding in self._holders().items():
             for share in binding.shares:
-                users.setdefault((binding.node, share.index), []).append(mps_of(self._pods[uid]))
+                users.setdefault((binding.node, share.index), []).append(isolation_of(self._pods[uid]))
         return users
 
     def _used(self) -> dict[tuple[str, int], list[Share]]:
@@ -262,7 +262,7 @@ class Judge:
                 mem = card.mem if whole else limits[names.GPU_MEM] // split
                 share = Share(index, "", mem, limits.get(names.GPU_CORE, 0), whole=whole)
                 used.setdefault((node, index), []).append(share)
-                users.setdefault((node, index), []).append(mps_of(pod))
+                users.setdefault((node, index), []).append(isolation_of(pod))
                 # Its class is unknown, so it counts in every entry.
                 held = _sum_of(held, _charge([(mem, whole)]))
         return _fits(held, hard)
@@ -273,7 +273,11 @@ class Judge:
         limits = limits_of(pod)
         whole = names.WHOLE_GPU in limits
         count = limits[names.WHOLE_GPU] if whole else split_of(pod)
-        mem, core, off = limits.get(names.GPU_MEM, 0) // count, limits.get(names.GPU_CORE, 0), mps_of(pod) == "off"
+        mem, core, off = (
+            limits.get(names.GPU_MEM, 0) // count,
+            limits.get(names.GPU_CORE, 0),
+            isolation_of(pod) == "none",
+        )
         for node, machine in self._world.machines.items():
             if not machine.known or machine.cordoned:
                 continue
@@ -283,7 +287,7 @@ class Judge:
                 room = sum(share.mem for share in shares) + mem <= card.mem
                 room &= sum(share.core for share in shares) + core <= 100
                 room &= not (shares if whole else any(share.whole for share in shares))
-                room &= not card.mps or all((mode == "off") == off for mode in users.get((node, i), []))
+                room &= not card.mps or all((mode == "none") == off for mode in users.get((node, i), []))
                 if room and card.usable and self._is_asked(pod, card):
                     findings.append(i)
             if len(findings) >= count:
@@ -312,9 +316,9 @@ def labels_of(pod: Json | None) -> Json:
     return (pod or {}).get("metadata", {}).get("labels") or {}
 
 
-def mps_of(pod: Json) -> str:
-    """The pod's MPS mode: off, preferred or required."""
-    return pod["metadata"]["annotations"].get(names.MPS, "preferred")
+def isolation_of(pod: Json) -> str:
+    """The isolation that the pod demands: none, advisory or mps."""
+    return pod["metadata"]["annotations"].get(names.ISOLATION, "advisory")
 
 
 def class_of(pod: Json) -> str:

@@ -30,7 +30,7 @@ to = st.sampled_from([0, 0, 0, 1])
 namespaces = st.sampled_from(["default", "team"])
 quotas = st.sampled_from([{"shares": 2}, {"memoryMiB": P100}, {"gpus": 1, "shares": 3}, {"class": "fast", "shares": 1}])
 kinds = st.sampled_from(
-    [*[{}] * 6, {"resource_class": "fast"}, {"resource_class": "any"}, {"mps": "off"}, {"mps": "required"}]
+    [*[{}] * 6, {"resource_class": "fast"}, {"resource_class": "any"}, {"mps": "none"}, {"mps": "mps"}]
 )
 settings_of_extenders = st.sampled_from(
     [
@@ -444,7 +444,7 @@ class Machine(Extenders):
         self._full()
         self.world.do("card_changes", node=self._node(index), index=index, change=change)
 
-    @rule(kinds=st.sampled_from([[{"mps": "off"}, {}], [{}, {"mps": "off"}], [{"resource_class": "fast"}] * 2]))
+    @rule(kinds=st.sampled_from([[{"mps": "none"}, {}], [{}, {"mps": "none"}], [{"resource_class": "fast"}] * 2]))
     def small_ones_of_two_kinds(self, kinds):
         """The pods would fit on one card if every pod could use it."""
         self._calm()

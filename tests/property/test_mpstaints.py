@@ -4,7 +4,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api.cards import Card
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import IMAGE, MIXED, UNKNOWN, CardMps
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
@@ -40,10 +40,10 @@ def of_node(draw):
 requests = st.builds(
     lambda mode, user, cards, mem, whole: PodRequest(
         containers=(ContainerRequest(key="0", name="c", cards=cards, mem=0 if whole else mem * cards),),
-        mps=mode,
+        isolation=mode,
         user=user,
     ),
-    st.sampled_from(list(Mode)),
+    st.sampled_from(list(Isolation)),
     st.sampled_from([IMAGE, 0, 1000, 1000, MIXED]),
     st.sampled_from([1, 1, 1, 2]),
     st.integers(5, 60),
@@ -81,13 +81,13 @@ def closed(ledger, node, i, pod_request):
     """The rule that keeps the request from the card, whatever is free there; "" where there is none."""
     state, (container,) = node.cards[i].mps, pod_request.containers
     if state is None:
-        return "no manager" if pod_request.mps is Mode.REQUIRED else ""
-    if pod_request.mps.uses_mps and container.cards > 1 and not state.serves_several:
+        return "no manager" if pod_request.isolation is Isolation.MPS else ""
+    if pod_request.isolation.uses_mps and container.cards > 1 and not state.serves_several:
         return "several"
     if not state.ready:
         return "not ready"
     beside = neighbours(ledger, node, i)
-    if pod_request.mps is Mode.OFF:
+    if pod_request.isolation is Isolation.NONE:
         return "mixed" if any(mps_client.wants for mps_client in beside) else ""
     if any(mps_client.off for mps_client in beside):
         return "mixed"
@@ -138,7 +138,7 @@ def follow(ledger, step, uids, policy):
         assert placed.score == max(scores.values())
         node = ledger.node(placed.node)
         assert {node.position(share) for share in placed.assignment.shares()} <= set(open_[placed.node])
-        event(f"{given_.mps} placed beside {len(neighbours(ledger, node, 0)) if node.cards[0].mps else 'any'}")
+        event(f"{given_.isolation} placed beside {len(neighbours(ledger, node, 0)) if node.cards[0].mps else 'any'}")
         ledger.set_holding(
             Holding(f"u{next(uids)}", "default", "p", placed.node, placed.assignment, mps_client=given_.mps_client)
         )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import IMAGE, CardMps
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
 from cardwise.core.placement import placement
@@ -95,7 +95,9 @@ class World:
 
 def differing(draw: st.DrawFn, pod_request: PodRequest) -> PodRequest:
     """In what it says of MPS, and whom it runs as."""
-    return replace(pod_request, mps=draw(st.sampled_from(list(Mode))), user=draw(st.sampled_from([IMAGE, 7])))
+    return replace(
+        pod_request, isolation=draw(st.sampled_from(list(Isolation))), user=draw(st.sampled_from([IMAGE, 7]))
+    )
 
 
 # What a manager says of all cards of the node: mostly there is none.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, PodRequest
@@ -41,7 +41,7 @@ residents = st.lists(
     st.tuples(
         st.integers(0, 2), st.sampled_from([10, 40, 60]), st.sampled_from([0, 50]),
         st.sampled_from(
-            [mps_client(Mode.OFF, USER), mps_client(Mode.PREFERRED, USER), mps_client(Mode.PREFERRED, USER + 1)]
+            [mps_client(Isolation.NONE, USER), *(mps_client(Isolation.ADVISORY, user) for user in (USER, USER + 1))]
         ),
         st.sampled_from([OURS, "others"]),
     ),
@@ -49,7 +49,7 @@ residents = st.lists(
 )  # fmt: skip
 # Cards and MiB in sum; 0 is whole cards.
 shapes = st.sampled_from([(1, 60), (2, 80), (1, 0), (1, 20), (1, 40), (2, 40), (2, 120), (3, 120), (1, 60), (2, 80)])
-modes = mostly(Mode.PREFERRED, Mode.OFF, Mode.REQUIRED)
+modes = mostly(Isolation.ADVISORY, Isolation.NONE, Isolation.MPS)
 wanted = st.lists(st.tuples(shapes, mostly(0, 60), mostly("", "a")), min_size=2, max_size=3)
 limits = st.lists(
     st.builds(
@@ -72,7 +72,7 @@ def asking(parts, mode):
                 key=str(i), name=f"c{i}", cards=cards, mem=mem, core=percent, resource_class=resource_class
             )
         )
-    return PodRequest(containers=tuple(containers), mps=mode, user=USER)
+    return PodRequest(containers=tuple(containers), isolation=mode, user=USER)
 
 
 @st.composite
@@ -107,7 +107,7 @@ def holds(node, request, chosen, headroom):
     charges = {room.entry: (0, 0, 0) for room in headroom}
     mem, core, clients, whole = ([0] * len(node.cards) for _ in range(4))
     for group, cards in chosen:
-        untolerated = untolerated_by(request.mps, several_cards=group[0].cards > 1)
+        untolerated = untolerated_by(request.isolation, several_cards=group[0].cards > 1)
         for i, c in product(cards, group):
             if not node.cards[i].accepts_shares or not node.mps.admits(i, untolerated, request.mps_client.user):
                 return False

@@ -44,7 +44,7 @@ def pods(draw: st.DrawFn) -> tuple[Json, list[str | None]]:
                 f"{names.GPU_MEM}, memory request for container c{i}; {names.GPU_MEM} limit for container c{i}"
             )
     notes = {names.LIMIT_RANGER: "LimitRanger plugin set: " + "; ".join(given_by)} if given_by else {}
-    annotations = notes | draw(st.sampled_from([{}, {names.SHARE_AGENT: "always"}, {names.MPS: "off"}]))
+    annotations = notes | draw(st.sampled_from([{}, {names.SHARE_AGENT: "always"}, {names.ISOLATION: "none"}]))
     spec = {"containers": containers}
     return {"metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations}, "spec": spec}, texts
 

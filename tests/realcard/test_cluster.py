@@ -147,7 +147,7 @@ def test_three_pods_compute_at_the_same_time(space, gpus, measure):
 @pytest.mark.skipif(not KEEP, reason="a card in the exclusive mode takes no process beside MPS")
 def test_the_audit_tells_the_pod_that_holds_more(space):
     """Without MPS nothing holds a process to its share; by its container's cgroup it is found."""
-    off = {mps.MODE: "off"}
+    off = {names.ISOLATION: "none"}
     space.create(tenant("keeps", 2048, "hold", 2048, annotations=off))
     space.create(tenant("greedy", 2048, "hold", 4096, annotations=off))
     for name in ("keeps", "greedy"):

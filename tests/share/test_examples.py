@@ -39,7 +39,7 @@ def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
 
 
 @pytest.mark.parametrize(
-    "annotations", [{}, {names.MPS: "required", names.FRAMEWORKS: "on"}], ids=["alone", "with-all"]
+    "annotations", [{}, {names.ISOLATION: "mps", names.FRAMEWORKS: "on"}], ids=["alone", "with-all"]
 )
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_webhook_takes_it_as_it_stands(path, annotations):

@@ -50,7 +50,7 @@ def test_nvidia_gpu_setting_has_two_values() -> None:
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
-        ("--mps=on", "'on' is not one of 'off', 'preferred', 'required'"),
+        ("--isolation=on", "'on' is not one of 'none', 'advisory', 'mps'"),
         ("--share-agent=yes", "'yes' is not one of 'always', 'mps', 'never'"),
         ("--share-agent-user=-1", "-1 is not in the range x>=0"),
     ],
@@ -65,7 +65,7 @@ def test_invalid_mps_and_agent_settings_error_names_the_option(flag: str, says: 
 def test_the_defaults_are_those_of_the_chart() -> None:
     chart = yaml.safe_load((Path(__file__).parents[2] / "helm/cardwise/values.yaml").read_text())["webhook"]
     text = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
-    for name, default in (("mps", chart["mps"]), ("share-agent", chart["shareAgent"])):
+    for name, default in (("isolation", chart["isolation"]), ("share-agent", chart["shareAgent"])):
         (option,) = [parameter for parameter in main.params if f"--{name}" in parameter.opts]
         assert option.default == default
     assert f" default: {chart['shareAgentUser']}" in text

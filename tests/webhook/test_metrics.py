@@ -35,7 +35,7 @@ def context() -> Iterator[None]:
         (f"{LIMITS}[{names.WHOLE_GPU}]", "cards"),
         (f"{LIMITS}[{names.CLASS_PREFIX}nvidia.tesla.k80]", "resources"),
         (LIMITS, "resources"),
-        (f"metadata.annotations[{names.MPS}]", "mps"),
+        (f"metadata.annotations[{names.ISOLATION}]", "isolation"),
         (f"metadata.annotations[{names.SM_PERCENT}]", "cores"),
         (f"metadata.annotations[{names.POLICY}]", "defaults"),
         (f"metadata.annotations[{names.DEFAULT_GPU_MEM}]", "defaults"),

@@ -11,7 +11,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 ENABLED = "enabled"
 DISABLED = "disabled"
 # The annotations of a namespace, in the order of the fields of `Defaults`.
-KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.SM_PERCENT, names.MIN_MPS)
+KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.FRAMEWORKS, names.SM_PERCENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,9 @@ class Defaults:
 
     gpu_mem: str = ""
     policy: str = ""
-    mps: str = ""
+    isolation: str = ""
     frameworks: str = ""
     sm_percent: str = ""
-    min_mps: str = ""
 
 
 def defaults_of(namespace: Json) -> Defaults | None:

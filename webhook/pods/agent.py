@@ -20,7 +20,7 @@ from typing import Final, get_args
 
 from cardwise import share
 from cardwise.core.api import names, shareagent
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity, wording
 from cardwise.core.values.decoded import Json
@@ -90,11 +90,13 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.annotations = pod.annotations | {names.FRAMEWORKS: pod.defaults.frameworks}
     _refuse_reserved_mounts(pod)
     settings = context.settings.share_agent
-    mode, hook = pod.mode, frameworks.read_hook(pod)
+    isolation, hook = pod.isolation, frameworks.read_hook(pod)
     annotated_choice = _read_choice(pod)
     choice = annotated_choice or settings.choice
     # Without MPS on any node, the agent has nothing to wait for or to report.
-    needs_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.uses_mps and bool(context.cluster.mps_scopes())))
+    needs_mps = choice == "mps" and (
+        isolation is Isolation.MPS or (isolation.uses_mps and bool(context.cluster.mps_scopes()))
+    )
     needs_agent = choice == "always" or needs_mps or (bool(hook) and annotated_choice != "never")
     if not needs_agent:
         _remove_agent(pod)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.mps import Mode, SmPercent
+from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mps import SmPercent
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import Unit
 from webhook.cluster.cards import CardSizes
@@ -96,8 +97,8 @@ class WebhookSettings:
 
     runtime_class: the RuntimeClass for pods that request GPUs and name none; "" for none.
     gang_schedulers: the schedulers that call the extender.
-    mps, sm_percent: the defaults for pods with a share, if neither the pod nor its namespace sets a value.
-    min_mps: the weakest MPS mode that a pod which shares cards may have, in any namespace.
+    isolation: the weakest demand that a pod which shares cards may have, in any namespace.
+    sm_percent: the default for pods with a share, if neither the pod nor its namespace sets a value.
     scheduler: the scheduler for pods that request GPUs and name none.
     tolerated: tolerations for pods with cards.
     min_share: MiB; smaller shares get a warning.
@@ -111,8 +112,7 @@ class WebhookSettings:
     nvidia_gpu: NvidiaGpu = "leave"
     exempt_namespaces: frozenset[str] = frozenset()
     gang_schedulers: frozenset[str] = frozenset({DEFAULT_SCHEDULER})
-    mps: Mode = Mode.PREFERRED
-    min_mps: Mode = Mode.OFF
+    isolation: Isolation = Isolation.NONE
     sm_percent: SmPercent = SmPercent.CORE
     share_agent: AgentSettings = field(default_factory=AgentSettings)
     scheduler: str = ""

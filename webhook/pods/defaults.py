@@ -1,4 +1,4 @@
-"""Defaults of a namespace for its pods: a share of a card, a placement policy, an MPS mode, the frameworks' hook.
+"""Defaults of a namespace for its pods: a share of a card, a placement policy, isolation, the frameworks' hook.
 
 The default share is for pods without a GPU request, the other defaults are for pods with a share. Defaults apply only
 in namespaces with the label `cardwise.dev/defaults: enabled`, and are annotations of the namespace. They are read when
@@ -36,10 +36,8 @@ def check(defaults: Defaults, namespace: str) -> None:
             raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
     if defaults.policy:
         policies.find_policy(defaults.policy, f"{field}[{names.POLICY}]")
-    if defaults.mps:
-        isolation.check(defaults.mps, f"{field}[{names.MPS}]")
-    if defaults.min_mps:
-        isolation.check(defaults.min_mps, f"{field}[{names.MIN_MPS}]")
+    if defaults.isolation:
+        isolation.check(defaults.isolation, f"{field}[{names.ISOLATION}]")
     if defaults.frameworks:
         frameworks.check(defaults.frameworks, f"{field}[{names.FRAMEWORKS}]")
     if defaults.sm_percent:

@@ -1,14 +1,16 @@
-"""The MPS mode of a pod: what the pod requests, its default, and refusals of modes that no node provides.
+"""The isolation that a pod demands: its default, the minimum of its administrators, and refusals of demands that no
+node can meet.
 
-The webhook writes the mode into an annotation of the pod. Extender, device plugin and MPS manager read the mode only
-there. A policy forbids later changes of the annotation, because the mode of the card was set for this pod.
+The webhook writes the demand into an annotation of the pod. Extender, device plugin and MPS manager read it only there.
+A policy forbids later changes of the annotation, because MPS on the card was set for this pod.
 """
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from cardwise.core.api import mps, names
-from cardwise.core.api.mps import DaemonScope, Mode, SmPercent
+from cardwise.core.api.isolation import Isolation, strongest
+from cardwise.core.api.mps import DaemonScope, SmPercent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
@@ -19,24 +21,24 @@ from webhook.pods.refusals import collect_warnings
 Scopes = Callable[[], frozenset[str]]
 """The scopes of the MPS managers of the cluster; empty if there is none."""
 
-FIELD: Final = f"metadata.annotations[{names.MPS}]"
+FIELD: Final = f"metadata.annotations[{names.ISOLATION}]"
 PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
 
 
-def check(text: str, field: str = FIELD) -> Mode:
-    """Parse an MPS mode. Raises InvalidRequest."""
+def check(text: str, field: str = FIELD) -> Isolation:
+    """Parse a demand. Raises InvalidRequest."""
     try:
-        return Mode(text)
+        return Isolation(text)
     except ValueError:
         raise InvalidRequest(
-            field, f"{quote_text(text)} is not a mode of MPS", f"write one of: {', '.join(Mode)}"
+            field, f"{quote_text(text)} is not a tier of isolation", f"write one of: {', '.join(Isolation)}"
         ) from None
 
 
-def mode_of(annotations: Mapping[str, str]) -> Mode:
-    """The MPS mode of a pod that has passed `mutate`, from its annotations. Raises InvalidRequest."""
-    text = annotations.get(names.MPS)
-    return Mode.OFF if text is None else check(text)
+def demand_of(annotations: Mapping[str, str]) -> Isolation:
+    """What a pod that has passed `mutate` demands, from its annotations. Raises InvalidRequest."""
+    text = annotations.get(names.ISOLATION)
+    return Isolation.NONE if text is None else check(text)
 
 
 def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
@@ -48,84 +50,87 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
         raise InvalidRequest(field, f"{quote_text(text)} is not a source for the percentage", remedy) from None
 
 
-def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
-    """The weakest mode that the pod may have: the stricter one of `setting` and `namespace`. Raises InvalidRequest.
+def min_isolation(pod_request: PodRequest, context: Context) -> Isolation:
+    """The weakest demand that the pod may have: the stronger one of the cluster's and its namespace's. Raises
+    InvalidRequest.
 
-    A pod with only whole cards may have any mode, because it shares no card.
+    A pod with only whole cards may demand anything, because it shares no card.
     """
     if all(container.whole for container in pod_request.containers):
-        return Mode.OFF
-    return max(setting, check(namespace or Mode.OFF, names.MIN_MPS), key=lambda mode: mode.isolation)
+        return Isolation.NONE
+    field = f"namespace {context.namespace}: {FIELD}"
+    text = context.defaults.isolation if context.defaults is not None else ""
+    return strongest(context.settings.isolation, check(text or Isolation.NONE, field))
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Annotate the mode of a pod that requests cards, and the source of its percentage of the SMs.
+    """Annotate the demand of a pod that requests cards, and the source of its percentage of the SMs.
 
-    Raises InvalidRequest.
+    A pod that opts out where it may not keeps its annotation, and `validate` refuses it. Raises InvalidRequest.
     """
     if not pod.cards or pod.request is None:
         return
-    settings, annotations = context.settings, pod.annotations
-    percent = SmPercent(pod.defaults.sm_percent or settings.sm_percent)
-    bound = min_mode(pod.request, settings.min_mps, context.defaults.min_mps if context.defaults is not None else "")
-    default = Mode(pod.defaults.mps or settings.mps)
-    added: dict[str, str] = {}
-    if names.MPS in annotations:
-        mode = check(annotations[names.MPS])
-    else:
-        applicable_mode = _applicable_mode(pod.request, default, context.cluster.mps_scopes)
-        mode = max(applicable_mode, bound, key=lambda mode: mode.isolation)
-        added[names.MPS] = str(mode)
-    pod.mode = mode
+    annotations = pod.annotations
+    percent = SmPercent(pod.defaults.sm_percent or context.settings.sm_percent)
+    minimum = min_isolation(pod.request, context)
+    demand = check(annotations.get(names.ISOLATION, Isolation.ADVISORY))
+    if demand.uses_mps:
+        demand = strongest(_applicable(demand, pod.request, context.cluster.mps_scopes), minimum)
+    pod.isolation = demand
+    written = {names.ISOLATION: str(demand)}
     if names.SM_PERCENT in annotations:
         check_percent(annotations[names.SM_PERCENT])
-    elif percent is SmPercent.MEMORY and mode.uses_mps:
-        added[names.SM_PERCENT] = str(percent)
-    if added:
-        pod.annotations = annotations | added
+    elif percent is SmPercent.MEMORY and demand.uses_mps:
+        written[names.SM_PERCENT] = str(percent)
+    if written.items() - annotations.items():
+        pod.annotations = annotations | written
 
 
-def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
-    """The default mode; `off` for a pod with several cards in a container if no MPS daemon serves several cards."""
-    if default is Mode.PREFERRED and _multi_card_container(pod_request) and DaemonScope.NODE not in scopes():
-        return Mode.OFF
-    return default
+def _applicable(demand: Isolation, pod_request: PodRequest, scopes: Scopes) -> Isolation:
+    """The demand; `none` instead of `advisory` for a pod with several cards in a container if no MPS daemon serves
+    several cards.
+    """
+    if demand is Isolation.ADVISORY and _multi_card_container(pod_request) and DaemonScope.NODE not in scopes():
+        return Isolation.NONE
+    return demand
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
-    """Refuse a weaker mode than the administrators allow, and a mode that no existing node can provide. Raises
+    """Refuse a weaker demand than the administrators allow, and a demand that no existing node can meet. Raises
     InvalidRequest.
     """
     if not pod.cards or (pod_request := pod.request) is None:
         return
-    mode = mode_of(pod.annotations)
-    min_mps = context.defaults.min_mps if context.defaults is not None else ""
-    bound = min_mode(pod_request, context.settings.min_mps, min_mps)
-    if mode.isolation < bound.isolation:
-        problem = f"{mode} is less than the {bound} that the administrators require of pods that share GPUs here"
-        raise InvalidRequest(FIELD, problem, f"write {bound}, or remove the annotation")
+    demand = demand_of(pod.annotations)
+    minimum = min_isolation(pod_request, context)
+    if demand.strength < minimum.strength:
+        problem = f"{demand} is less than the {minimum} that the administrators require of pods that share GPUs here"
+        raise InvalidRequest(FIELD, problem, f"write {minimum}, or remove the annotation")
     pod.warnings += collect_warnings(
         context.settings.oversize,
-        lambda: _check_daemons(mode, pod_request, context.cluster.mps_scopes()),
+        lambda: _check_daemons(demand, minimum, pod_request, context.cluster.mps_scopes()),
         "a daemon serves several GPUs",
     )
 
 
-def _check_daemons(mode: Mode, pod_request: PodRequest, scopes: Collection[str]) -> tuple[str, ...]:
-    """Warnings about the mode, by the scopes of the MPS daemons. Raises InvalidRequest."""
-    if mode is Mode.OFF:
+def _check_daemons(
+    demand: Isolation, minimum: Isolation, pod_request: PodRequest, scopes: Collection[str]
+) -> tuple[str, ...]:
+    """Warnings about the demand, by the scopes of the MPS daemons. Raises InvalidRequest."""
+    if demand is Isolation.NONE:
         return ()
     if not scopes:
         waiting_note = f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one"
-        return (waiting_note, *_warn_small_limits(pod_request)) if mode is Mode.REQUIRED else ()
+        return (waiting_note, *_warn_small_limits(pod_request)) if demand is Isolation.MPS else ()
     container_name = _multi_card_container(pod_request)
     if not container_name or DaemonScope.NODE in scopes:
         return _warn_small_limits(pod_request)
     problem = f"container {container_name} has several GPUs, and on every node each MPS daemon serves a single GPU"
-    if mode is Mode.REQUIRED:
-        remedy = f"write {Mode.OFF}, request one GPU in each container, or have cardwise-mps run with --scope=node"
+    remedy = "request one GPU in each container, or have cardwise-mps run with --scope=node"
+    if minimum is Isolation.NONE:
+        remedy = f"write {Isolation.NONE}, {remedy}"
+    if demand is Isolation.MPS:
         raise InvalidRequest(FIELD, problem, remedy)
-    remedy = f"write {Mode.OFF}, or request one GPU in each container"
     return (f"{FIELD}: {problem}; the pod can run only on nodes without an MPS manager: {remedy}",)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from cardwise.core.api import request
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.gangs.gangs import Membership
 from cardwise.core.values.decoded import Json
@@ -26,7 +26,7 @@ class PodUnderReview:
     request: the request of cards and devices, after a rule has called `read_request`; None without a request.
     cards: the request of each container that requests cards, by its key; empty until `read_request`.
     gang: the gang of the pod; None until a rule has found it, and if there is none.
-    mode: the MPS mode, after a rule has found it; `off` until then, and if the pod requests no cards.
+    isolation: what the pod demands, after a rule has found it; `none` until then, and if the pod requests no cards.
     names_unserved_podgroup: whether the pod names a PodGroup of Kubernetes that the cluster does not serve.
     defaults: the namespace's defaults that the pod takes.
     agent: the key of the share agent's container; "" without an agent.
@@ -42,10 +42,10 @@ class PodUnderReview:
         "containers",
         "defaults",
         "gang",
+        "isolation",
         "labels",
         "manifest",
         "metadata",
-        "mode",
         "names_unserved_podgroup",
         "request",
         "spec",
@@ -65,7 +65,7 @@ class PodUnderReview:
         self.request: PodRequest | None = None
         self.cards: Mapping[str, ContainerRequest] = {}
         self.gang: Membership | None = None
-        self.mode = Mode.OFF
+        self.isolation = Isolation.NONE
         self.names_unserved_podgroup = False
         self.defaults = _NO_DEFAULTS
         self.agent = ""

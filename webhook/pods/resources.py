@@ -58,7 +58,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     parts = _split_request(pod.request, in_gang=pod.gang is not None)
     if pod.agent:
         parts[pod.agent] = _ContainerPart(markers=(names.SHARE,))
-    mps = pod.mode.uses_mps
+    mps = pod.isolation.uses_mps
     for i, container in enumerate(pod.containers):
         changed = _rewrite_container(
             container, parts.get(container.key), pod.warnings, has_request=pod.request is not None, mps=mps
@@ -88,7 +88,7 @@ def validate_environment(pod: PodUnderReview, context: Context) -> None:
     """Check that each container has the variables that `resources` wrote. Raises InvalidRequest."""
     if pod.request is None:
         return
-    mps = bool(pod.cards) and isolation.mode_of(pod.annotations).uses_mps
+    mps = bool(pod.cards) and isolation.demand_of(pod.annotations).uses_mps
     for container in pod.containers:
         _check_environment(container.spec.get("env") or [], pod.cards.get(container.key), container.path, mps=mps)
 

@@ -530,7 +530,7 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
     if MANAGER_GONE in reason:
         return (
             "run cardwise-mps there (mps.enabled=true), or declare that it was removed: mps.enabled=false, with "
-            "deviceplugin.mps=auto or off"
+            "deviceplugin.mps=auto or never"
         )
     if CLOSED_BY_FORMER_MANAGER in reason:
         return (

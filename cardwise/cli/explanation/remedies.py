@@ -7,7 +7,7 @@ from cardwise.cli.cluster import nodestates
 from cardwise.cli.explanation import blockers
 from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import names, quotas
-from cardwise.core.api.mps import MODE, Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, totals
@@ -169,9 +169,9 @@ def _suggest_without_mps(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
     """Suggest dropping the MPS requirement if the pod would then run at once."""
-    if pod_request.mps is not Mode.REQUIRED:
+    if pod_request.isolation is not Isolation.MPS:
         return
-    request_without_mps = replace(pod_request, mps=Mode.PREFERRED)
+    request_without_mps = replace(pod_request, isolation=Isolation.ADVISORY)
     node_names = [view.name for view in views]
     fitting_nodes = [
         view_without_mps.name
@@ -179,7 +179,10 @@ def _suggest_without_mps(
         if view_without_mps.refusal is None
     ]
     if fitting_nodes:
-        yield f"it had {MODE}: {Mode.PREFERRED} and so did not require MPS: that fits now, on {fitting_nodes[0]}"
+        yield (
+            f"it had {names.ISOLATION}: {Isolation.ADVISORY} and so did not require MPS: that fits now, on "
+            f"{fitting_nodes[0]}, if the minimum of its namespace and of the cluster allow it"
+        )
 
 
 def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], context: PodContext) -> Iterator[str]:

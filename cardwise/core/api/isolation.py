@@ -1,12 +1,15 @@
-"""Tiers of isolation: what enforces a share on a card, for memory and for compute (docs/design/0037-isolation.md).
+"""Tiers of isolation: what enforces a share on a card, and what pods demand (docs/design/0037-isolation.md).
 
-The device plugin computes the tiers and publishes them in `status.isolation` of the card.
+The device plugin computes the tiers and publishes them in `status.isolation` of the card. Pods, namespaces and the
+cluster demand a least tier of memory: `Isolation`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from cardwise.core.api import names
 from cardwise.core.api.mps import MpsState
 
 KERNEL_MIN_DRIVER: Final = 615  # the first driver that can limit the memory of a container (its release notes)
@@ -42,6 +45,42 @@ class ComputeTier(StrEnum):
 
     NONE = "none"
     MPS = "mps"
+
+
+class Isolation(StrEnum):
+    """What a pod demands, from the annotation `names.ISOLATION`; the weakest first.
+
+    NONE: the pod must run without MPS.
+    ADVISORY: the best that the card offers.
+    MPS: at least MPS.
+    """
+
+    NONE = "none"
+    ADVISORY = "advisory"
+    MPS = "mps"
+
+    @property
+    def uses_mps(self) -> bool:
+        """Whether the pod runs with MPS where the card has it."""
+        return self is not Isolation.NONE
+
+    @property
+    def strength(self) -> int:
+        """A higher number is a stronger demand."""
+        return list(Isolation).index(self)
+
+
+def strongest(*demands: Isolation) -> Isolation:
+    """The strongest of these demands."""
+    return max(demands, key=lambda demand: demand.strength)
+
+
+def isolation_of(annotations: Mapping[str, str]) -> Isolation:
+    """What an admitted pod demands; `Isolation.ADVISORY` if the annotation is missing or invalid."""
+    try:
+        return Isolation(annotations.get(names.ISOLATION, Isolation.ADVISORY))
+    except ValueError:
+        return Isolation.ADVISORY
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,6 @@ from cardwise.core.values.wording import quote_text
 
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
 CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has the card's `CLIENTS` folder, read-only
-MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
-MIN_MODE: Final = "cardwise.dev/min-mps"  # annotation of a namespace: the weakest `MODE` that its pods may have
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
 PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_ENV: Final = "CUDA_MPS_LOG_DIRECTORY"
@@ -57,23 +55,6 @@ _LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")
 _LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS misreads or ignores other forms"
 
 
-class Mode(StrEnum):
-    """A pod's MPS mode, from the annotation `MODE`."""
-
-    OFF = "off"
-    PREFERRED = "preferred"
-    REQUIRED = "required"
-
-    @property
-    def uses_mps(self) -> bool:
-        return self is not Mode.OFF
-
-    @property
-    def isolation(self) -> int:
-        """How strongly the mode isolates the pod from other pods on the card; a higher number is stronger."""
-        return list(Mode).index(self)
-
-
 class SmPercent(StrEnum):
     """How the limit on a share's SMs is set if the share requests no percentage.
 
@@ -95,14 +76,6 @@ def percent(core: int, mem: int, total: int, source: str) -> int | None:
     if core or source != SmPercent.MEMORY:
         return core or None
     return max(1, min(100, mem * 100 // total))
-
-
-def mode(annotations: Mapping[str, str]) -> Mode:
-    """The MPS mode of an admitted pod; `Mode.PREFERRED` if the annotation is missing or invalid."""
-    try:
-        return Mode(annotations.get(MODE, Mode.PREFERRED))
-    except ValueError:
-        return Mode.PREFERRED
 
 
 class DaemonScope(StrEnum):

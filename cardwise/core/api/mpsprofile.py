@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 
 # Special values of a pod's user, and of the user whose pods a card serves. Other values are UIDs.
 IMAGE: Final = -1  # the image's user: unknown before the image is pulled, treated as the same user in all images
@@ -51,12 +51,12 @@ UNKNOWN_SETTINGS: Final = MpsClient(off=False, wants=False, user=NO_USER)
 
 
 @lru_cache(maxsize=65_536)
-def mps_client(mode: Mode, user: int) -> MpsClient:
+def mps_client(isolation: Isolation, user: int) -> MpsClient:
     """The MPS settings of a pod. Equal settings are one shared object, to save memory for tens of thousands of pods."""
-    return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NO_USER)
+    return MpsClient(off=not isolation.uses_mps, wants=isolation.uses_mps, user=user if isolation.uses_mps else NO_USER)
 
 
-COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # a pod without MPS settings
+COMMON: Final = mps_client(Isolation.ADVISORY, IMAGE)  # a pod without MPS settings
 
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:

@@ -66,14 +66,24 @@ DEFAULTS_OPT_OUT: Final = "cardwise.dev/defaults"  # on a pod: "disabled"
 DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace
 CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name no class
 QUEUE_PRIORITY: Final = "cardwise.dev/queue-priority"  # on a pod of a gang: an integer; a higher number goes first
-MPS: Final = mps.MODE  # on a pod or a namespace: off, preferred, required
-MIN_MPS: Final = mps.MIN_MODE  # on a namespace: off, preferred, required
+ISOLATION: Final = "cardwise.dev/isolation"  # on a pod or a namespace: none, advisory, mps
 SM_PERCENT: Final = mps.SM_PERCENT  # on a pod or a namespace: core, memory
 SHARE_AGENT: Final = shareagent.CHOICE  # on a pod: always, mps, never
 FRAMEWORKS: Final = "cardwise.dev/frameworks"  # on a pod or a namespace: on, off, or frameworks separated by commas
 NO_DEFRAG: Final = "cardwise.dev/no-defrag"  # on a pod: with "true", `cardwise defrag` does not move the pod
 USER_ANNOTATIONS: Final = frozenset(
-    {POLICY, ONE_NODE, DEFAULTS_OPT_OUT, CLASS, QUEUE_PRIORITY, MPS, SM_PERCENT, SHARE_AGENT, FRAMEWORKS, NO_DEFRAG}
+    {
+        POLICY,
+        ONE_NODE,
+        DEFAULTS_OPT_OUT,
+        CLASS,
+        QUEUE_PRIORITY,
+        ISOLATION,
+        SM_PERCENT,
+        SHARE_AGENT,
+        FRAMEWORKS,
+        NO_DEFRAG,
+    }
 )
 # On a Binding: the fencing token. It names the Lease and its leader epoch, and the API server compares both.
 # On a pending pod: the fencing token and the time of the last fence; Bindings that were posted before the fence fail.

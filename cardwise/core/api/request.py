@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Final, NamedTuple
 
-from cardwise.core.api import lookalikes, mps, mpsprofile, names, policies
+from cardwise.core.api import lookalikes, mpsprofile, names, policies
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation, isolation_of
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
@@ -86,7 +86,7 @@ class PodRequest:
     policy: the placement policy that the pod names; None for the default.
     devices: requests of devices other than GPUs, by container and then by class.
     priority: the pod's priority.
-    mps: the pod's MPS mode.
+    isolation: what the pod demands.
     user: the user as which the containers with cards run (`mpsprofile`).
     peer_key: `policies.peer_key` of the pod; None if it has no peers. Pods with the same key are peers.
     """
@@ -95,7 +95,7 @@ class PodRequest:
     policy: str | None = None
     devices: tuple[DeviceRequest, ...] = ()
     priority: int = 0
-    mps: Mode = Mode.PREFERRED
+    isolation: Isolation = Isolation.ADVISORY
     user: int = mpsprofile.IMAGE
     peer_key: str | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
@@ -113,7 +113,7 @@ class PodRequest:
     @property
     def mps_client(self) -> MpsClient:
         """The pod as a client of MPS."""
-        return mpsprofile.mps_client(self.mps, self.user)
+        return mpsprofile.mps_client(self.isolation, self.user)
 
     @property
     def mem(self) -> MiB:
@@ -247,7 +247,7 @@ def parse(pod: Json) -> PodRequest | None:
         policy=policy,
         devices=tuple(devices),
         priority=priority,
-        mps=mps.mode(annotations),
+        isolation=isolation_of(annotations),
         user=_common_user(pod, {container_request.key for container_request in container_requests}),
         peer_key=peer_key(pod, policy),
     )

@@ -97,7 +97,7 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
     """
     requests = []
     single_card, multi_card = (
-        untolerated_by(request.mps, several_cards=several_cards) for several_cards in (False, True)
+        untolerated_by(request.isolation, several_cards=several_cards) for several_cards in (False, True)
     )
     user = request.mps_client.user
     containers_by_class: dict[str, list[ContainerRequest]] = {}

@@ -9,7 +9,7 @@ card on which MPS is unavailable.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import MIXED, NO_USER, CardMps, MpsClient
 from cardwise.core.values.refusals import Refusal
 
@@ -28,18 +28,18 @@ ANY: Final = -4  # the card is open to all users
 FREE: Final = -5  # the card is open to any one user: no pod holds it yet
 
 
-def untolerated_by(mode: Mode, *, several_cards: bool) -> int:
-    """The taints that a request with this MPS mode does not tolerate.
+def untolerated_by(isolation: Isolation, *, several_cards: bool) -> int:
+    """The taints that a request with this demand does not tolerate.
 
     several_cards: whether one container requests several cards.
     """
-    return _UNTOLERATED[mode] | (SEVERAL if several_cards and mode is not Mode.OFF else 0)
+    return _UNTOLERATED[isolation] | (SEVERAL if several_cards and isolation.uses_mps else 0)
 
 
 _UNTOLERATED: Final = {
-    Mode.OFF: DOWN | OFF,
-    Mode.PREFERRED: DOWN | WANTS,
-    Mode.REQUIRED: DOWN | WANTS | REQUIRED,
+    Isolation.NONE: DOWN | OFF,
+    Isolation.ADVISORY: DOWN | WANTS,
+    Isolation.MPS: DOWN | WANTS | REQUIRED,
 }
 
 

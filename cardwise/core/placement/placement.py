@@ -10,7 +10,7 @@ from typing import Final
 from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import card_code
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.policies import CardOrder
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
@@ -388,7 +388,7 @@ class Scorer:
 
     def _may_be_closed_by_mps(self, ledger: Ledger) -> bool:
         """Whether MPS may close a card of the ledger to the request."""
-        return bool(ledger.managed) or self._request.mps is Mode.REQUIRED
+        return bool(ledger.managed) or self._request.isolation is Isolation.MPS
 
     def _search_plan(self) -> fitting.SearchPlan:
         if self._plan is None:

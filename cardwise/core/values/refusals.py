@@ -30,7 +30,7 @@ class Refusal(Enum):
     MPS_MISSING = ("The pod requires MPS, which the node does not have on the suitable GPUs", False)
     MPS_SEVERAL = ("The pod requests several GPUs together, and MPS serves each GPU of the node separately", False)
     MPS_DOWN = ("MPS is not ready on the suitable GPUs", False)
-    MPS_MIXED = ("The suitable GPUs are used by pods with another MPS mode", True)
+    MPS_MIXED = ("The suitable GPUs are used by pods that differ in whether they use MPS", True)
     MPS_USER = ("MPS on the suitable GPUs serves one Unix user at a time, and pods of another user run there", True)
     NO_SLOTS = ("The node offers no GPU shares now: its device plugin is not running or is being replaced", False)
     NO_SUCH_DEVICE = ("The node does not have the requested devices", False)

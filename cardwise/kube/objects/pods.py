@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct, field
 
-from cardwise.core.api import mps, mpsprofile, names
+from cardwise.core.api import mpsprofile, names
+from cardwise.core.api.isolation import isolation_of
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.values.decoded import Json
 from cardwise.kube.objects.meta import ObjectMeta
@@ -171,14 +172,16 @@ def mps_client_of_pod(annotations: Mapping[str, str], spec: PodSpec, keys: Colle
     keys: the keys of its containers with cards. If there are none (gpushare's pods), all containers count.
     """
     if spec.host_users is False:
-        return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.OWN_USERS)
+        return mpsprofile.mps_client(isolation_of(annotations), mpsprofile.OWN_USERS)
     all_containers = (*(spec.init_containers or ()), *(spec.containers or ()))
     if spec.security_context is None and all(container.security_context is None for container in all_containers):
         # Most pods. This saves the look-up by key, which takes a sixth of the time to decode a pod.
-        return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.IMAGE)
+        return mpsprofile.mps_client(isolation_of(annotations), mpsprofile.IMAGE)
     by_key = dict(spec.containers_by_key())
     holders = [by_key[key] for key in keys if key in by_key] or [*by_key.values()]
-    return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.user(_run_as_user(spec), map(_run_as_user, holders)))
+    return mpsprofile.mps_client(
+        isolation_of(annotations), mpsprofile.user(_run_as_user(spec), map(_run_as_user, holders))
+    )
 
 
 def _run_as_user(running: PodSpec | Container) -> int | None:

@@ -9,7 +9,7 @@
 deviceplugin.mps, with `auto` resolved. Without an MPS manager in this release, containers do not wait for one.
 */}}
 {{- define "cardwise.deviceplugin.mps" -}}
-{{- if ne .Values.deviceplugin.mps "auto" }}{{ .Values.deviceplugin.mps }}{{ else if .Values.mps.enabled }}preferred{{ else }}off{{ end -}}
+{{- if ne .Values.deviceplugin.mps "auto" }}{{ .Values.deviceplugin.mps }}{{ else if .Values.mps.enabled }}seen{{ else }}never{{ end -}}
 {{- end }}
 
 {{/* Whether to create objects of the Prometheus Operator: `enabled` is auto, true or false. */}}

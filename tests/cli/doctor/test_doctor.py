@@ -882,7 +882,7 @@ def test_the_probe_closes_no_card_to_others_and_is_in_no_quota():
     assert (dry_run.path, dry_run.query) == (paths.pods("default"), {"dryRun": "All"})
     assert (creation.path, creation.query) == (paths.pods(names.NAMESPACE), {})
     assert creation.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] == "1", "as it was admitted"
-    assert names.MPS not in creation.body["metadata"]["annotations"], "what the namespace says holds"
+    assert names.ISOLATION not in creation.body["metadata"]["annotations"], "what the namespace says holds"
     (deleted,) = probed.api.sent("delete")
     assert not deleted.body, "by force its share would stay until nobody can hold it any more"
 

@@ -266,8 +266,8 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     assert "n1: MPS on the suitable GPUs serves one Unix user at a time, and pods of another user run there" in text
     assert "GPU 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
     assert "10441 of 11441 MiB free, closed by MPS (Ready, one user at a time), held by team-b/train (1000 MiB)" in text
-    pod["metadata"]["annotations"] = {names.MPS: "off"}
-    assert "used by pods with another MPS mode" in sentences.explain_pod(pod, cluster_state)
+    pod["metadata"]["annotations"] = {names.ISOLATION: "none"}
+    assert "used by pods that differ in whether they use MPS" in sentences.explain_pod(pod, cluster_state)
 
 
 def test_who_requires_mps_is_told_why_it_cannot_run():
@@ -276,7 +276,7 @@ def test_who_requires_mps_is_told_why_it_cannot_run():
     cluster_state = clusterstate.read_cluster_state(lists(extendedresources=[cannot]).kube)
     pod = typed({"aliyun.com/gpu-mem": "100"})
     assert "closed by MPS" not in sentences.explain_pod(pod, cluster_state)
-    pod["metadata"]["annotations"] = {names.MPS: "required"}
+    pod["metadata"]["annotations"] = {names.ISOLATION: "mps"}
     text = sentences.explain_pod(pod, cluster_state)
     assert "n1: The pod requires MPS, which the node does not have on the suitable GPUs" in text
     assert "free, closed by MPS (Unavailable: driver 470: upgrade it), held by" in text
@@ -655,11 +655,14 @@ MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/
 
 def test_who_requires_mps_where_there_is_none_hears_that_it_might_only_prefer_it():
     seen = ClusterState(ledger=ledger_with_free(n1=[16276]))
-    text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), seen)
-    assert "  - it had cardwise.dev/mps: preferred and so did not require MPS: that fits now, on n1\n" in text
+    text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/isolation": "mps"}), seen)
+    remedy = (
+        "  - it had cardwise.dev/isolation: advisory and so did not require MPS: that fits now, on n1, if the minimum"
+    )
+    assert remedy + " of its namespace and of the cluster allow it\n" in text
     full = ClusterState(ledger=ledger_with_free(n1=[100]))
-    text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), full)
-    assert "cardwise.dev/mps" not in text
+    text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/isolation": "mps"}), full)
+    assert "cardwise.dev/isolation" not in text
 
 
 def test_a_container_that_does_not_start_says_why():

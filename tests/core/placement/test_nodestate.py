@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from cardwise.core.api.cards import Card
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.placement.ledger import Ledger
 from tests.build import IN_USE, OUT_OF_USE, P100, cards, holding
 from tests.core import others
 
-WITHOUT_MPS, AS_USER_7 = mps_client(Mode.OFF, 7), mps_client(Mode.REQUIRED, 7)
+WITHOUT_MPS, AS_USER_7 = mps_client(Isolation.NONE, 7), mps_client(Isolation.MPS, 7)
 
 
 @pytest.mark.parametrize("use", [IN_USE, *OUT_OF_USE])

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.api import mps, request
+from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.api.policies import binpack
 from cardwise.core.placement import fitting, placement, searching
@@ -39,7 +39,7 @@ def cordoned(*mems):
         ([], {"gpu_mem": 1}, Refusal.NOT_OURS),
         (cards(100, 100), {"gpu_mem": 150}, Refusal.CARD_TOO_SMALL),
         (cards(100, 100), {"gpu_count": 3}, Refusal.TOO_FEW_CARDS),
-        (cards(100), {"gpu_mem": 300, "gpu_count": 2, "annotations": {mps.MODE: "off"}}, Refusal.TOO_FEW_CARDS),
+        (cards(100), {"gpu_mem": 300, "gpu_count": 2, "annotations": {names.ISOLATION: "none"}}, Refusal.TOO_FEW_CARDS),
         (sick(100), {"gpu_mem": 50}, Refusal.UNHEALTHY),
         (sick(100), {"gpu_count": 1}, Refusal.UNHEALTHY),
         (cordoned(100), {"gpu_mem": 50}, Refusal.CORDONED),
@@ -113,7 +113,7 @@ def test_a_request_without_cores_may_use_a_card_with_overcommitted_cores():
 def test_a_pod_that_requires_mps_needs_a_node_with_a_manager(amounts):
     ledger = Ledger()
     ledger.set_cards("n1", cards(100, 100))
-    requires = amounts | {"annotations": {mps.MODE: "required"}}
+    requires = amounts | {"annotations": {names.ISOLATION: "mps"}}
     assert place(ledger, **requires).refusals == {"n1": Refusal.MPS_MISSING}
     card_mps = CardMps(ready=True, serves_several=True)
     ledger.set_cards("n2", [replace(card, uuid=f"m{card.index}", mps=card_mps) for card in cards(100, 100)])
@@ -141,7 +141,7 @@ def test_a_daemon_for_one_user_serves_no_other(count):
         return placement.place(ledger, ["n1"], request.parse(manifest), "binpack")
 
     ledger.set_holding(
-        Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000))
+        Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Isolation.ADVISORY, 1000))
     )
     assert of_user(1000).node == "n1"
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
@@ -152,7 +152,7 @@ def test_too_few_cards_are_a_reason_before_the_users_of_cards():
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False, max_clients=1)))
     for uid, user in (("a", 1000), ("b", 1001)):
         share = Assignment({"0": (CardShare(user - 1000, f"g{user - 1000}", 10, 0, 100),)})
-        ledger.set_holding(Holding(uid, "d", uid, "n1", share, mps_client=mps_client(Mode.PREFERRED, user)))
+        ledger.set_holding(Holding(uid, "d", uid, "n1", share, mps_client=mps_client(Isolation.ADVISORY, user)))
 
     def refused(user, **amounts):
         manifest = pod(**amounts)
@@ -167,7 +167,7 @@ def test_a_card_without_a_manager_is_not_why_where_another_card_has_one():
     ledger = Ledger()
     managed, small = cards(100, 10)
     ledger.set_cards("n1", [replace(managed, mps=CardMps(ready=True)), small])
-    requires = {"gpu_mem": 50, "annotations": {mps.MODE: "required"}}
+    requires = {"gpu_mem": 50, "annotations": {names.ISOLATION: "mps"}}
     ledger.set_holding(Holding("u", "d", "u", "n1", place(ledger, **requires | {"gpu_mem": 60}).assignment))
     assert place(ledger, **requires).refusals == {"n1": Refusal.NO_MEMORY}
 
@@ -224,7 +224,7 @@ def test_the_hardest_of_a_pod_is_looked_for_first():
 def test_pods_with_and_without_mps_share_no_card():
     ledger = Ledger()
     ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True)))
-    without = {"gpu_mem": 10, "annotations": {mps.MODE: "off"}}
+    without = {"gpu_mem": 10, "annotations": {names.ISOLATION: "none"}}
     assert place(ledger, **without).node == "n1"
     ledger.set_holding(Holding("u", "d", "u", "n1", place(ledger, gpu_mem=10).assignment))
     assert place(ledger, **without).refusals == {"n1": Refusal.MPS_MIXED}

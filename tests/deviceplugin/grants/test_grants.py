@@ -74,7 +74,7 @@ def test_the_grant_is_what_the_annotations_order():
     grant = build_grant(pod, "main", ["s001"])
     assert grant.shares == (shares[0],)
     assert (grant.pod_mem, grant.indices, grant.slots) == (8138, [1], ("s001",))
-    assert (grant.mps_mode, grant.sm_percent) == ("", "")
+    assert (grant.isolation, grant.sm_percent) == ("", "")
 
 
 def test_the_grant_knows_whose_each_share_of_the_pod_is():

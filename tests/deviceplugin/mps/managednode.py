@@ -52,7 +52,9 @@ class World:
             card.dies()
 
 
-def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=False, percent_by="", namespace="default"):
+def bound(
+    rig, name="a", *containers, isolation=None, core=0, agent=False, whole=False, percent_by="", namespace="default"
+):
     """A bound pod; each container is a list of (card, MiB). `agent`: with the sidecar that the webhook puts in."""
     shares = {
         str(position): tuple(
@@ -60,7 +62,7 @@ def bound(rig, name="a", *containers, mode=None, core=0, agent=False, whole=Fals
         )
         for position, held in enumerate(containers or ([(0, HALF)],))
     }
-    annotations = {mps.MODE: mode, mps.SM_PERCENT: percent_by}
+    annotations = {names.ISOLATION: isolation, mps.SM_PERCENT: percent_by}
     return rig.put_pod(
         name,
         Assignment(shares),

@@ -3,7 +3,8 @@
 import pytest
 
 from cardwise.core.api import mps, names, shareagent
-from cardwise.core.api.mps import Mode, MpsState
+from cardwise.core.api.mps import MpsState
+from deviceplugin.grants.mpswait import HasManager
 from mps.agent import podshares
 from tests.deviceplugin.conftest import PODS, refused
 from tests.deviceplugin.mps.managednode import HALF, OURS, bound, pipes, refusal_message, start
@@ -37,12 +38,12 @@ def test_the_agent_beside_shares_of_two_cards(world):
     assert {str(card.home) for card in world.cards} < pipes(rig, slot).keys()
 
 
-@pytest.mark.parametrize("mode", ["off", "preferred"])
-def test_the_agent_of_a_pod_without_mps_waits_for_nothing(world, idle_rig, mode):
-    if mode == "preferred":
-        world.rig.mps = Mode.OFF
+@pytest.mark.parametrize("isolation", ["none", "advisory"])
+def test_the_agent_of_a_pod_without_mps_waits_for_nothing(world, idle_rig, isolation):
+    if isolation == "advisory":
+        world.rig.mps = HasManager.NEVER
     rig = world.rig.start()
-    slot = start(rig, bound(rig, mode=mode, agent=True), shareagent.CONTAINER)
+    slot = start(rig, bound(rig, isolation=isolation, agent=True), shareagent.CONTAINER)
     assert pipes(rig, slot) == {}
     settings = podshares.parse_settings(rig.env(slot))
     assert not settings.waits

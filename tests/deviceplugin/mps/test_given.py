@@ -38,7 +38,7 @@ def test_a_whole_card_goes_through_mps_too(world):
 
 def test_shares_of_several_cards_and_a_daemon_for_each(world):
     rig = world.rig.start()
-    _, message = refusal_message(rig, bound(rig, "a", [(0, 100), (1, 100)], mode="required"))
+    _, message = refusal_message(rig, bound(rig, "a", [(0, 100), (1, 100)], isolation="mps"))
     assert "a process can use one (cardwise-mps --scope=node has one for all)" in message
     pod = bound(rig, "b", [(0, 100), (1, 100)])
     slot, message = refusal_message(rig, pod)
@@ -53,7 +53,7 @@ def test_shares_of_several_cards_and_a_daemon_for_each(world):
 def test_shares_of_several_cards_and_one_daemon(world):
     world.one_for_all()
     rig = world.rig.start()
-    slot = start(rig, bound(rig, "a", [(0, 100), (1, 100)], core=25, mode="required"))
+    slot = start(rig, bound(rig, "a", [(0, 100), (1, 100)], core=25, isolation="mps"))
     assert pipes(rig, slot) == {str(world.root / "node" / "clients"): mps.CONTAINER_PIPE}
     env = rig.env(slot)
     assert LIMIT_ENV not in env, "an entry for a card that a process does not see would lift all limits"
@@ -120,7 +120,7 @@ def test_the_kernels_limit_needs_no_mps(idle_rig):
         card["properties"] = {"driver": "615.71.09"}
     idle_rig.write_cards()
     rig = idle_rig.start()
-    slot = start(rig, bound(rig, "a", [(0, 8138)], mode=None))
+    slot = start(rig, bound(rig, "a", [(0, 8138)], isolation=None))
     assert rig.env(slot)["NVIDIA_GPU_MEMORY_LIMIT"] == "8138"
     assert rig.status(0)["isolation"]["memory"] == "kernel"
 
@@ -130,6 +130,6 @@ def test_without_cdi_there_is_no_way_to_the_daemon(world):
     rig = world.rig.start()
     _, message = refusal_message(rig, bound(rig))
     assert "MPS needs CDI" in message
-    assert 'cardwise.dev/mps: "off"' in message
+    assert "cardwise.dev/isolation: none" in message
     world.cards[0].says(state=MpsState.OFF)
-    start(rig, bound(rig, "b", [(0, 100)], mode="off"))
+    start(rig, bound(rig, "b", [(0, 100)], isolation="none"))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import DaemonScope, Mode, MpsState
+from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.gpus import mpsfiles
 from cardwise.kube.objects import extendedresources
 from cardwise.kube.objects.extendedresources import (
@@ -15,6 +15,7 @@ from cardwise.kube.objects.extendedresources import (
     MpsStatus,
 )
 from cardwise.kube.objects.meta import ObjectMeta
+from deviceplugin.grants.mpswait import HasManager
 from deviceplugin.publish import stalemps
 from deviceplugin.publish.stalemps import StaleMpsStatus
 from tests.deviceplugin.conftest import RESOURCES, card_uuid
@@ -26,7 +27,7 @@ AGES = 5000.0  # seconds, in which nobody has looked
 class Seen:
     """The device plugin's looks at one card, by clocks of ours: the manager's stands still."""
 
-    def __init__(self, root, setting=Mode.PREFERRED, *, managed=False) -> None:
+    def __init__(self, root, setting=HasManager.SEEN, *, managed=False) -> None:
         self.clock, self.mps_clock = FakeClock(), FakeClock()
         self.stale_status = StaleMpsStatus(setting, root, lambda: managed, self.clock, self.mps_clock)
 
@@ -113,7 +114,7 @@ def test_where_no_manager_is_to_come_a_card_is_open_but_for_one_that_a_former_ma
     """As after an installation with MPS and a later one without: pods held the first card when the manager ended."""
     world.end()
     (world.cards[0].home / mps.MODES).write_text(json.dumps({card_uuid(0): "DEFAULT"}))
-    seen = Seen(world.root, Mode.OFF)
+    seen = Seen(world.root, HasManager.NEVER)
     mps_status = seen.patch_after(0)
     assert (mps_status["state"], mps_status["reason"]) == ("Down", mps.CLOSED_BY_FORMER_MANAGER), (
         "at once: nobody can use it without MPS"

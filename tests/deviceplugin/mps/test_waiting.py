@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Mode, MpsState
+from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
-from deviceplugin.grants.mpswait import MAX_WAIT_SECONDS, MpsWait
+from deviceplugin.grants.mpswait import MAX_WAIT_SECONDS, HasManager, MpsWait
 from deviceplugin.grants.waitslots import WAIT_SLOTS
 from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.deviceplugin.mps.managednode import HALF, LIMIT_ENV, OURS, bound, pipes, refusal_message, start
@@ -18,7 +18,7 @@ PATIENCE = 60  # real seconds
 ILL = {
     "starting": (lambda world: world.cards[0].says(state=MpsState.STARTING), "is Starting, not Ready"),
     "fault": (lambda world: world.cards[0].says(state=MpsState.FAULT, reason="Xid 31"), "is Fault, not Ready: Xid 31"),
-    "off": (lambda world: world.cards[0].says(state=MpsState.OFF), "is Off, not Ready"),
+    "none": (lambda world: world.cards[0].says(state=MpsState.OFF), "is Off, not Ready"),
     "stale": (lambda world: world.cards[0].says(checked=world.rig.mps_clock.now() - 601), "has not checked GPU"),
     "low": (lambda world: world.cards[0].says(ceilings={card_uuid(0): MiB(512)}), "allows 512 MiB, and 8138 MiB"),
     "dead": (lambda world: world.cards[0].dies(), "takes no connection"),
@@ -151,7 +151,7 @@ def test_mps_that_breaks_while_the_card_is_awaited_counts(world):
 
 def test_a_pod_that_does_without_waits_until_mps_is_off(world):
     rig = world.rig.start()
-    pod = bound(rig, mode="off")
+    pod = bound(rig, isolation="none")
     slot, message = refusal_message(rig, pod)
     assert "is Ready, not Off" in message
     world.cards[0].dies().says(state=MpsState.OFF)
@@ -160,12 +160,12 @@ def test_a_pod_that_does_without_waits_until_mps_is_off(world):
     assert pipes(rig, slot) == {}
 
 
-@pytest.mark.parametrize("mode", [None, "preferred", "off"])
-def test_where_mps_cannot_run_a_pod_starts_without_it_also_without_the_manager(world, mode):
+@pytest.mark.parametrize("isolation", [None, "advisory", "none"])
+def test_where_mps_cannot_run_a_pod_starts_without_it_also_without_the_manager(world, isolation):
     world.cards[0].says(state=MpsState.UNAVAILABLE, checked=0.0).dies()
     world.end()
     rig = world.rig.start()
-    slot = start(rig, bound(rig, mode=mode))
+    slot = start(rig, bound(rig, isolation=isolation))
     assert pipes(rig, slot) == {}
     assert rig.env(slot).keys().isdisjoint(OURS)
 
@@ -173,7 +173,7 @@ def test_where_mps_cannot_run_a_pod_starts_without_it_also_without_the_manager(w
 def test_where_mps_cannot_run_a_pod_that_requires_it_waits_with_the_reason(world):
     world.cards[0].says(state=MpsState.UNAVAILABLE, reason="driver 470: upgrade it").dies()
     rig = world.rig.start()
-    slot, message = refusal_message(rig, bound(rig, mode="required"))
+    slot, message = refusal_message(rig, bound(rig, isolation="mps"))
     assert "is Unavailable, not Ready: driver 470: upgrade it" in message
     world.cards[0].says(state=MpsState.READY, reason="").runs()
     rig.kubelet.pre_start(slot)
@@ -208,28 +208,28 @@ def test_mps_that_comes_back_before_the_grant_is_delivered_counts(world, monkeyp
 
 def test_a_node_without_manager(idle_rig):
     rig = idle_rig.start()
-    for name, mode in (("a", None), ("b", "preferred"), ("c", "off")):
-        slot = start(rig, bound(rig, name, [(0, 100)], mode=mode))
+    for name, isolation in (("a", None), ("b", "advisory"), ("c", "none")):
+        slot = start(rig, bound(rig, name, [(0, 100)], isolation=isolation))
         assert rig.env(slot).keys().isdisjoint(OURS)
         assert pipes(rig, slot) == {}
-    _, message = refusal_message(rig, bound(rig, "d", [(0, 100)], mode="required"))
-    assert "requires MPS (cardwise.dev/mps), which this node does not have" in message
-    _, message = refusal_message(rig, bound(rig, "e", [(0, 100)], mode="on"))
-    assert "'on' is not an MPS mode; create the pod again with one of off, preferred, required" in message
+    _, message = refusal_message(rig, bound(rig, "d", [(0, 100)], isolation="mps"))
+    assert "requires MPS (cardwise.dev/isolation), which this node does not have" in message
+    _, message = refusal_message(rig, bound(rig, "e", [(0, 100)], isolation="on"))
+    assert "'on' is not a tier of isolation; create the pod again with one of none, advisory, mps" in message
 
 
 def test_a_node_that_is_to_have_no_mps_takes_no_notice_of_one(world):
-    world.rig.mps = Mode.OFF
+    world.rig.mps = HasManager.NEVER
     rig = world.rig.start()
-    assert pipes(rig, start(rig, bound(rig, mode="preferred"))) == {}
-    _, message = refusal_message(rig, bound(rig, "b", [(1, 100)], mode="required"))
-    assert "--mps=off" in message
+    assert pipes(rig, start(rig, bound(rig, isolation="advisory"))) == {}
+    _, message = refusal_message(rig, bound(rig, "b", [(1, 100)], isolation="mps"))
+    assert "--mps=never" in message
 
 
 def test_on_a_card_that_a_former_manager_left_closed_nothing_starts_without_mps(world):
     world.end()
     (world.cards[0].home / mps.MODES).write_text(json.dumps({world.cards[0].uuid: "DEFAULT"}))
-    world.rig.mps = Mode.OFF
+    world.rig.mps = HasManager.NEVER
     rig = world.rig.start()
     _, message = refusal_message(rig, bound(rig))
     assert mps.CLOSED_BY_FORMER_MANAGER in message
@@ -237,7 +237,7 @@ def test_on_a_card_that_a_former_manager_left_closed_nothing_starts_without_mps(
 
 
 def test_a_node_that_must_have_it_waits_for_a_manager_that_never_came(idle_rig):
-    idle_rig.mps = Mode.REQUIRED
+    idle_rig.mps = HasManager.ALWAYS
     rig = idle_rig.start()
     _, message = refusal_message(rig, bound(rig))
     assert "no MPS manager runs on this node" in message
@@ -252,11 +252,11 @@ def test_after_a_reboot_nobody_gets_past_a_manager_that_is_not_up_yet(world):
     rig.start()
     assert "no MPS manager runs on this node" in refused(lambda: rig.kubelet.pre_start(slot))
     rig.stop()
-    rig.mps = Mode.OFF  # it was taken off the node
+    rig.mps = HasManager.NEVER  # it was taken off the node
     rig.start()
     rig.kubelet.pre_start(slot)
     assert pipes(rig, slot) == {}
     rig.stop()
-    rig.mps = Mode.PREFERRED
+    rig.mps = HasManager.SEEN
     rig.start()
     rig.kubelet.pre_start(slot)

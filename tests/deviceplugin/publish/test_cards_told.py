@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from cardwise.core.api import isolation, names
-from cardwise.core.api.mps import Mode
+from deviceplugin.grants.mpswait import HasManager
 from deviceplugin.publish import node as own_node
 from tests.deviceplugin.conftest import (
     NODE,
@@ -68,7 +68,7 @@ def test_the_isolation_of_a_card_follows_its_mps(rig):
 
 
 def test_a_node_that_is_to_have_no_manager_forgets_what_one_has_said(idle_rig):
-    idle_rig.mps = Mode.OFF
+    idle_rig.mps = HasManager.NEVER
     idle_rig.start()
     assert idle_rig.status(1).get("health") == "Healthy"
     card = idle_rig.card(1)

@@ -62,7 +62,7 @@ class Two(World):
         super().__init__({node: NodeSpec(1, cpu=4, labels={"zone": node}) for node in ("n1", "n2")}, **options)
         self.state.set_quota(*as_quota({"memoryMiB": 100 * P100}))
         self.state.set_class(as_class(resource_class("good", model="P100")))
-        annotations = {names.MPS: "required", names.POLICY: "spread-by=zone"}
+        annotations = {names.ISOLATION: "mps", names.POLICY: "spread-by=zone"}
         manifest = member("a", "a", 1, gated=False, annotations=annotations, gpu_mem=P100 // 2)
         manifest["spec"]["containers"][0]["resources"]["limits"][f"{names.CLASS_PREFIX}good"] = "1"
         self.create(manifest)

@@ -172,8 +172,8 @@ def test_a_gang_is_not_planned_on_a_card_whose_mps_is_not_for_both():
     card["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True, "ceilingMiB": 1, "maxClients": 48}
     card["status"]["mps"] |= {"reason": "", "lastTransitionTime": "2026-11-21T10:00:00Z"}
     world.state.set_card(*as_card(card))
-    world.create(member("a", "a", 1, gpu_mem=100, annotations={names.MPS: "off"}))
-    world.create(member("b", "b", 1, gpu_mem=100, annotations={names.MPS: "required"}))
+    world.create(member("a", "a", 1, gpu_mem=100, annotations={names.ISOLATION: "none"}))
+    world.create(member("b", "b", 1, gpu_mem=100, annotations={names.ISOLATION: "mps"}))
     world.keep()
     world.schedule("a")
     assert world.schedule("b") != ""

@@ -88,7 +88,7 @@ SHAPES = {
     "SMs and too many containers": (containers(5, gpu_mem=1, gpu_core=1), "default", {}),
     "a quota of fewer shares": (containers(3, gpu_mem=1), "limited", {}),
     "a quota without shares": (containers(1, gpu_mem=1), "full", {}),
-    "MPS is required and not there": (containers(1, gpu_mem=1), "default", {"cardwise.dev/mps": "required"}),
+    "MPS is required and not there": (containers(1, gpu_mem=1), "default", {"cardwise.dev/isolation": "mps"}),
     "whole cards": (containers(1, gpu_count=9), "default", {}),
     "whole cards of empty nodes": (containers(1, gpu_count=8), "default", {}),
     "whole cards and a quota": (containers(1, gpu_count=8), "full", {}),

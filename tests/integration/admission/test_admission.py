@@ -100,7 +100,7 @@ WRITTEN_BY_USERS = {
     names.DEFAULTS_OPT_OUT: "disabled",
     names.CLASS: classes.name_of_model("Tesla P100"),
     names.QUEUE_PRIORITY: "1",
-    names.MPS: "preferred",
+    names.ISOLATION: "advisory",
     names.SM_PERCENT: "core",
     names.SHARE_AGENT: "never",
     names.FRAMEWORKS: "off",

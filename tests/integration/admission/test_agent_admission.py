@@ -210,7 +210,7 @@ def test_the_limits_of_mps_pass_the_policies_and_no_others(api: Api) -> None:
 
 DEFAULTS = {
     "labels": {names.DEFAULTS_LABEL: "enabled"},
-    "annotations": {names.MPS: "off", names.FRAMEWORKS: "torch,jax", names.DEFAULT_GPU_MEM: "512"},
+    "annotations": {names.ISOLATION: "mps", names.FRAMEWORKS: "torch,jax", names.DEFAULT_GPU_MEM: "512"},
 }
 
 
@@ -220,7 +220,7 @@ def test_the_defaults_of_a_namespace(api: Api, space: str) -> None:
 
     def known() -> bool:
         stored.update(api.create(pod(space), DRY))
-        return bool(stored["metadata"]["annotations"].get(names.MPS) == "off")
+        return bool(stored["metadata"]["annotations"].get(names.ISOLATION) == "mps")
 
     assert wait_for(known), stored["metadata"]["annotations"]
     assert env(stored)["CARDWISE_FRAMEWORKS"] == "torch,jax"
@@ -228,6 +228,6 @@ def test_the_defaults_of_a_namespace(api: Api, space: str) -> None:
     assert agent(stored) is not None, "the hook brings it along"
     plain = api.create(build.pod("plain", namespace=space), DRY)
     assert env(plain)["CARDWISE_FRAMEWORKS"] == "torch,jax"
-    for key, bad in ((names.MPS, "on"), (names.FRAMEWORKS, "pytorch")):
+    for key, bad in ((names.ISOLATION, "on"), (names.FRAMEWORKS, "pytorch")):
         error = api.refused("annotate", "namespace", space, "--overwrite", f"{key}={bad}")
         assert f"namespace {space}: metadata.annotations[{key}]: '{bad}' is no" in error

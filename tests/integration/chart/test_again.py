@@ -74,7 +74,7 @@ def test_without_mps_the_cards_that_an_installation_with_it_left_open_take_pods(
         return closed.get("reason") == mps.CLOSED_BY_FORMER_MANAGER and list(statuses.values()) == [None]
 
     space.wait(as_left, "the cards are as the earlier installation left them")
-    space.create(workload("prefers", gpu_mem=8000, command=IDLE, annotations={mps.MODE: "preferred"}))
+    space.create(workload("prefers", gpu_mem=8000, command=IDLE, annotations={names.ISOLATION: "advisory"}))
     space.running("prefers")
     ((other,),) = assigned(space.get("prefers")).containers.values()
     assert other.uuid != share.uuid

@@ -109,7 +109,7 @@ def containers(pod: Json) -> list[Json]:
 
 
 def test_a_job_in_a_restricted_namespace_gets_its_share_and_completes(space: Space) -> None:
-    annotations = {names.FRAMEWORKS: "on", names.MPS: "required", names.SM_PERCENT: "memory"}
+    annotations = {names.FRAMEWORKS: "on", names.ISOLATION: "mps", names.SM_PERCENT: "memory"}
     template = workload("job", [app(TELL, mem=8138)], annotations=annotations)
     spec = template["spec"] | {"restartPolicy": "Never"}
     job = {

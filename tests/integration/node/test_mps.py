@@ -132,7 +132,14 @@ class World:
     # Pods.
 
     def pod(
-        self, name: str, index: int | None, mib: int, *, agent: bool = False, restart: str = "Always", mode: str = ""
+        self,
+        name: str,
+        index: int | None,
+        mib: int,
+        *,
+        agent: bool = False,
+        restart: str = "Always",
+        isolation: str = "",
     ) -> str:
         """Creates and binds; returns the UID. `index` of its card, None: it has no share."""
         share = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
@@ -157,7 +164,7 @@ class World:
             "containers": [main],
         }
         uid = self.space.create({"metadata": {"name": name}, "spec": spec})
-        annotations = {mps.MODE: mode} if mode else {}
+        annotations = {names.ISOLATION: isolation} if isolation else {}
         if index is not None:
             card_share = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
             annotations |= codec.encode(Assignment({"0": (card_share,)}), assume_time_ns=time.time_ns())
@@ -424,7 +431,7 @@ def test_beside_another_mps_daemon_pods_share_the_card_without_mps_until_they_ha
         assert f"(process {another.pid}, folder {tmp_path / 'pipe'}): end it" in world.mps_status(1)["reason"]
         world.wait_ready(0)  # the other card is not its
         free, agreed = world.pod("free", 1, 1000), world.pod("agreed", 1, 1000, agent=True)
-        required = world.pod("demands", 1, 1000, mode="required")
+        required = world.pod("demands", 1, 1000, isolation="mps")
         for uid in (free, agreed):
             assert not any("CUDA_MPS" in line for line in world.started(uid))
         assert '"enforced": "advisory"' in next(line for line in world.output_of(agreed) if line.startswith("{"))

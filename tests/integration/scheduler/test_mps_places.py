@@ -42,9 +42,9 @@ def report_mps(cluster: Cluster, name: str, state: str) -> None:
     cluster.api.patch(paths.extendedresources(name, "status"), {"status": {"mps": mps_status}}, "merge")
 
 
-def pod(space: Space, name: str, mode: str = "preferred") -> Json:
+def pod(space: Space, name: str, isolation: str = "advisory") -> Json:
     """For the node."""
-    return workload(name, gpu_mem=4000, annotations={names.MPS: mode}, node=the_node(space))
+    return workload(name, gpu_mem=4000, annotations={names.ISOLATION: isolation}, node=the_node(space))
 
 
 def waits(space: Space, name: str, refusal: Refusal) -> None:
@@ -60,14 +60,14 @@ def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(sp
     report_mps(cluster, second, "Starting")
     space.nodes()  # whose cards the extender knows: it hears of all cards by one watch, so it has heard these too
     space.create(pod(space, "waits"))
-    space.create(pod(space, "off", "off"))
+    space.create(pod(space, "none", "none"))
     waits(space, "waits", Refusal.MPS_DOWN)
-    waits(space, "off", Refusal.MPS_DOWN)
+    waits(space, "none", Refusal.MPS_DOWN)
     report_mps(cluster, second, "Ready")
-    space.wait(lambda: any(space.get(name)["spec"].get("nodeName") for name in ("waits", "off")), "one of them goes")
-    lucky, other = ("waits", "off") if space.get("waits")["spec"].get("nodeName") else ("off", "waits")
+    space.wait(lambda: any(space.get(name)["spec"].get("nodeName") for name in ("waits", "none")), "one of them goes")
+    lucky, other = ("waits", "none") if space.get("waits")["spec"].get("nodeName") else ("none", "waits")
     assert space.placed(lucky) == (the_node(space), "1")
     waits(space, other, Refusal.MPS_MIXED)
     report_mps(cluster, first, "Ready")
     assert space.placed(other) == (the_node(space), "0")
-    space.running("waits", "off")
+    space.running("waits", "none")

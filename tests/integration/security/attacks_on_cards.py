@@ -376,15 +376,25 @@ ANOTHER_CARD = (
     ),
     Attack(
         "T22",
-        "another mode of MPS for a pod that runs",
-        [patches("steady", annotated(**{names.MPS: "off"}), By.ANNOTATIONS, f"metadata.annotations[{names.MPS}]")],
+        "another isolation for a pod that runs",
+        [
+            patches(
+                "steady",
+                annotated(**{names.ISOLATION: "none"}),
+                By.ANNOTATIONS,
+                f"metadata.annotations[{names.ISOLATION}]",
+            )
+        ],
     ),
     Attack(
         "T55",
         "a share without MPS where his namespace asks for it, also by opting out of its defaults",
         [
-            creates(ours(annotations=annotations), By.WEBHOOK, "off is less than the preferred", guarded=True)
-            for annotations in ({names.MPS: "off"}, {names.MPS: "off", names.DEFAULTS_OPT_OUT: "disabled"})
+            creates(ours(annotations=annotations), By.WEBHOOK, "none is less than the advisory", guarded=True)
+            for annotations in (
+                {names.ISOLATION: "none"},
+                {names.ISOLATION: "none", names.DEFAULTS_OPT_OUT: "disabled"},
+            )
         ],
     ),
     Attack(

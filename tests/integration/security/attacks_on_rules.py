@@ -207,7 +207,7 @@ PAST_THE_SCHEDULER = (
     ),
     Attack(
         "T32",
-        "a Binding by hand, also one that names a card, a gang or a mode of MPS",
+        "a Binding by hand, also one that names a card, a gang or isolation",
         [
             Try(lambda tenant: bound(tenant, "gated", as_debugger=False), By.RBAC, ("pods/binding",)),
             Try(
@@ -220,7 +220,10 @@ PAST_THE_SCHEDULER = (
                 By.BINDINGS,
                 (f"metadata.annotations[{names.GPUSHARE_PREFIX}", "leave it out of the Binding"),
             ),
-            *(binds("idle", key, "1") for key in (names.MPS, names.POLICY, names.QUEUE_PRIORITY, names.GROUP_NAME)),
+            *(
+                binds("idle", key, "1")
+                for key in (names.ISOLATION, names.POLICY, names.QUEUE_PRIORITY, names.GROUP_NAME)
+            ),
             *(binds("idle", key, "1", "labels") for key in (names.GANG, names.COSCHEDULING)),
         ],
     ),

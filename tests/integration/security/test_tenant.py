@@ -80,7 +80,7 @@ done
 # What is refused in the guarded namespace, and by what: each judge learns of it by a watch of its own.
 GUARDED = (
     (workload("probe", spec={"hostPID": True}), "PodSecurity"),
-    (workload("probe", gpu_mem=64, annotations={names.MPS: "off"}), "the preferred"),
+    (workload("probe", gpu_mem=64, annotations={names.ISOLATION: "none"}), "the advisory"),
     (workload("probe", gpu_mem="13Gi"), "GPUQuota"),
     (workload("probe", gpu_mem="9Gi"), "exceeded quota: cards"),
     (workload("probe", spec={"priorityClassName": "system-node-critical"}), "exceeded quota: critical"),

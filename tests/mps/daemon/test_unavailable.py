@@ -8,11 +8,12 @@ from msgspec import structs
 
 from cardwise.core.api import mps, names
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import DaemonScope, Mode, MpsState
+from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
-from deviceplugin.grants.mpswait import MpsNotReady, MpsWait
+from deviceplugin.grants.mpswait import HasManager, MpsNotReady, MpsWait
 from mps.daemon import machine
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL
@@ -41,13 +42,13 @@ def until_state(node, state: MpsState, index: int = 0) -> None:
 class Container:
     """One of a bound pod, whose start the kubelet tries again and again."""
 
-    def __init__(self, node, mode: Mode, index: int = 0) -> None:
+    def __init__(self, node, demand: Isolation, index: int = 0) -> None:
         share = CardShare(index, uuid_of(index), MiB(4096), 0, MiB(P100))
         grant = Grant.for_pod("uid-pod", "default", "pod", "0", Assignment({"0": (share,)}))
-        self._grant = structs.replace(grant, shares=(share,), mps_mode=str(mode))
+        self._grant = structs.replace(grant, shares=(share,), isolation=str(demand))
         state_dir = node.root.parent / "state"
         state_dir.mkdir(exist_ok=True)
-        self._wait = MpsWait(Mode.PREFERRED, node.root, state_dir, node.clock, node.clock)
+        self._wait = MpsWait(HasManager.SEEN, node.root, state_dir, node.clock, node.clock)
         self._prepared: Grant | None = None
         self.with_mps: bool | None = None  # None: it has not started
         self.problem = ""
@@ -74,9 +75,11 @@ class Container:
 
 
 @pytest.mark.parametrize("pause", [0, 2])
-@pytest.mark.parametrize("mode", [Mode.PREFERRED, Mode.OFF])
+@pytest.mark.parametrize("demand", [Isolation.ADVISORY, Isolation.NONE])
 @pytest.mark.parametrize("steps", range(0, 34, 3))
-def test_a_pod_that_is_bound_while_mps_comes_back_never_runs_past_it_and_always_runs(node, program, mode, steps, pause):
+def test_a_pod_that_is_bound_while_mps_comes_back_never_runs_past_it_and_always_runs(
+    node, program, demand, steps, pause
+):
     """Whenever it is bound and started, and however late the manager's watch is."""
     node.start(control=program)
     until_state(node, UNAVAILABLE)
@@ -85,8 +88,8 @@ def test_a_pod_that_is_bound_while_mps_comes_back_never_runs_past_it_and_always_
     node.pods.late = True
     for _ in range(steps):
         node.step_all()
-    node.bind("pod", 0, 4096, without_mps=mode is Mode.OFF)
-    container, step_count = Container(node, mode), 0
+    node.bind("pod", 0, 4096, without_mps=demand is Isolation.NONE)
+    container, step_count = Container(node, demand), 0
     while container.with_mps is None:
         container.prepare()
         for _ in range(pause):
@@ -127,12 +130,12 @@ def test_without_the_control_program_the_card_is_open_and_its_reason_is_publishe
 def test_pods_that_demand_nothing_start_and_one_that_requires_mps_waits_with_the_reason(node, program):
     node.start(control=program)
     until_state(node, UNAVAILABLE)
-    for mode in (Mode.OFF, Mode.PREFERRED):
-        container = Container(node, mode)
+    for demand in (Isolation.NONE, Isolation.ADVISORY):
+        container = Container(node, demand)
         container.prepare()
         container.start()
         assert container.with_mps is False
-    required = Container(node, Mode.REQUIRED)
+    required = Container(node, Isolation.MPS)
     required.prepare()
     assert "is Unavailable, not Ready: nvidia-cuda-mps-control is not installed" in required.problem
 
@@ -143,7 +146,7 @@ def test_the_card_stays_open_without_the_manager_and_while_it_hangs(node, progra
     node.stop()
     assert not mpsfiles.is_manager_running(node.root)
     node.clock.advance(3600.0)
-    container = Container(node, Mode.PREFERRED)
+    container = Container(node, Isolation.ADVISORY)
     container.prepare()
     container.start()
     assert container.with_mps is False
@@ -341,7 +344,7 @@ def test_foreign_processes_keep_a_card_down_as_before(node):
     until_state(node, MpsState.DOWN)
     node.pass_time(120.0)
     assert "bypasses MPS" in node.status().reason
-    container = Container(node, Mode.PREFERRED)
+    container = Container(node, Isolation.ADVISORY)
     container.prepare()
     assert "is Down, not Ready" in container.problem
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cardwise.core.api import assignment, mps
+from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB
@@ -56,7 +56,9 @@ def test_a_pod_of_gpushare_is_known_by_the_cards_index():
 
 
 def test_a_pod_that_cannot_be_read_holds_nothing():
-    wire = {"metadata": {"uid": "u", "name": "p", "annotations": {"cardwise.dev/assignment": "{", mps.MODE: "off"}}}
+    wire = {
+        "metadata": {"uid": "u", "name": "p", "annotations": {"cardwise.dev/assignment": "{", names.ISOLATION: "none"}}
+    }
     seen = pods.parse_pod(json.dumps(wire).encode())
     assert (seen.assignment.shares(), seen.without_mps, seen.ends_at) == ([], True, None)
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names, request, shareagent
-from cardwise.core.api.mps import Mode
 from tests import build
 from tests.build import resource_class
 from tests.webhook.reviews import Known, patched, resource_classes
@@ -76,28 +75,28 @@ def test_the_agent_is_as_the_contract_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "mode", "agent_mode", "comes"),
+    ("choice", "isolation", "agent_mode", "comes"),
     [
-        ("mps", "off", None, False),
-        ("mps", "preferred", None, True),
-        ("mps", "required", None, True),
-        ("always", "off", None, True),
-        ("never", "required", None, False),
-        ("never", "off", "always", True),
-        ("always", "required", "never", False),
-        ("never", "preferred", "mps", True),
-        ("always", "off", "mps", False),
+        ("mps", "none", None, False),
+        ("mps", "advisory", None, True),
+        ("mps", "mps", None, True),
+        ("always", "none", None, True),
+        ("never", "mps", None, False),
+        ("never", "none", "always", True),
+        ("always", "mps", "never", False),
+        ("never", "advisory", "mps", True),
+        ("always", "none", "mps", False),
     ],
 )
-def test_which_pods_have_it(choice: Any, mode: str, agent_mode: str | None, comes: bool) -> None:
-    settings = WebhookSettings(mps=Mode.REQUIRED, share_agent=AgentSettings(image=IMAGE, choice=choice))
-    annotations = {names.MPS: mode} | ({} if agent_mode is None else {names.SHARE_AGENT: agent_mode})
+def test_which_pods_have_it(choice: Any, isolation: str, agent_mode: str | None, comes: bool) -> None:
+    settings = WebhookSettings(share_agent=AgentSettings(image=IMAGE, choice=choice))
+    annotations = {names.ISOLATION: isolation} | ({} if agent_mode is None else {names.SHARE_AGENT: agent_mode})
     after, _ = admitted(build.pod(gpu_mem=1, annotations=annotations), settings=settings)
     assert bool(agents(after)) is comes
     assert bool(after["spec"].get("volumes")) is comes
 
 
-@pytest.mark.parametrize(("annotations", "comes"), [({}, False), ({names.MPS: "required"}, True), (ALWAYS, True)])
+@pytest.mark.parametrize(("annotations", "comes"), [({}, False), ({names.ISOLATION: "mps"}, True), (ALWAYS, True)])
 def test_agent_without_mps_nodes_only_if_required_or_annotated(annotations: dict[str, str], comes: bool) -> None:
     after, _ = admitted(build.pod(gpu_mem=8138, annotations=annotations), Known())
     assert bool(agents(after)) is comes

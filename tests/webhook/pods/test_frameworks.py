@@ -6,7 +6,6 @@ import pytest
 
 from cardwise import share
 from cardwise.core.api import names, shareagent
-from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known
@@ -16,7 +15,7 @@ from webhook.pods.context import AgentSettings, WebhookSettings
 
 HOOK = {"name": "cardwise-share", "mountPath": "/run/cardwise/python", "subPath": "python", "readOnly": True}
 FIELD = "metadata.annotations[cardwise.dev/frameworks]"
-OFF = WebhookSettings(mps=Mode.OFF, share_agent=AgentSettings(image=IMAGE, choice="never"))
+NO_AGENT = WebhookSettings(share_agent=AgentSettings(image=IMAGE, choice="never"))
 
 
 def pod_with_hook(choice: str = "on", **resources: Any) -> Json:
@@ -77,7 +76,7 @@ def test_pod_annotation_takes_precedence_over_the_namespace() -> None:
 
 
 def test_hook_requires_the_agent() -> None:
-    after, _ = admitted(pod_with_hook(), settings=OFF)
+    after, _ = admitted(pod_with_hook(), settings=NO_AGENT)
     assert has_hook(main(after))
     assert len(agents(after)) == 1
 
@@ -86,7 +85,7 @@ def test_hook_without_the_agent_gets_a_warning() -> None:
     never = pod_with_hook()
     never["metadata"]["annotations"][names.SHARE_AGENT] = "never"
     for pod, settings, reason in (
-        (never, OFF, "says never"),
+        (never, NO_AGENT, "says never"),
         (pod_with_hook(), WebhookSettings(), "--share-agent-image"),
     ):
         after, (warning,) = admitted(pod, settings=settings)
@@ -102,7 +101,7 @@ def test_only_containers_with_a_share_get_the_hook() -> None:
     )
     after, _ = admitted(pod)
     assert [has_hook(container) for container in after["spec"]["containers"]] == [True, False, False]
-    whole, _ = admitted(pod_with_hook(gpu_count=1), settings=OFF)
+    whole, _ = admitted(pod_with_hook(gpu_count=1), settings=NO_AGENT)
     assert agents(whole) == []
 
 

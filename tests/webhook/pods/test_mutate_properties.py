@@ -99,7 +99,7 @@ SETTINGS = WebhookSettings(
     gang_schedulers=frozenset({"default-scheduler", "ours"}),
     share_agent=AgentSettings(image="agent"),
 )
-TEAM = Defaults(gpu_mem="1Gi", policy="spread", mps="required", frameworks="on", sm_percent="memory", min_mps="off")
+TEAM = Defaults(gpu_mem="1Gi", policy="spread", frameworks="on", sm_percent="memory", isolation="mps")
 KNOWN = Known(
     namespaces={"default": TEAM}, known_classes=CLASSES, scopes=frozenset({"card"}),
 )  # fmt: skip

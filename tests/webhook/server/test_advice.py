@@ -309,9 +309,9 @@ def test_ineffective_namespace_defaults_get_warnings() -> None:
     assert namespace_warnings({names.DEFAULTS_LABEL: "true"}) == (
         "metadata.labels[cardwise.dev/defaults]: 'true' does not enable the defaults; write enabled",
     )
-    assert namespace_warnings(default_gpu_mem="2Gi", min_mps="required") == (
+    assert namespace_warnings(default_gpu_mem="2Gi", isolation="mps") == (
         f"metadata.annotations[cardwise.dev/default-gpu-mem]: {no_effect}",
-        f"metadata.annotations[cardwise.dev/min-mps]: {no_effect}",
+        f"metadata.annotations[cardwise.dev/isolation]: {no_effect}",
     )
     assert namespace_warnings(on, default_gpumem="2Gi") == (
         f"metadata.annotations[cardwise.dev/default-gpumem]: {unread}",

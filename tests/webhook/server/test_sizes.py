@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names, request
-from cardwise.core.api.mps import Mode
+from cardwise.core.api.isolation import Isolation
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
 from tests.build import container, pod, resource_class
@@ -125,7 +125,7 @@ def test_a_pod_has_limits(shape: Callable[[int], Json], limit: int, says: str, d
 
 ADDS_ALL = WebhookSettings(
     runtime_class="nvidia",
-    mps=Mode.REQUIRED,
+    isolation=Isolation.MPS,
     share_agent=AgentSettings(choice="always", image="agent"),
     scheduler="gpu-scheduler",
     gang_schedulers=frozenset({"gpu-scheduler", "default-scheduler"}),
@@ -161,7 +161,7 @@ def test_what_the_webhook_adds_does_not_count(shape: Callable[[int], Json], limi
         for key in [key for key in manifest["metadata"]["annotations"] if key.startswith("a")][-len(group) :]:
             del manifest["metadata"]["annotations"][key]
     known = Known(
-        namespaces={"default": Defaults(frameworks="on", policy="spread", mps="required")},
+        namespaces={"default": Defaults(frameworks="on", policy="spread", isolation="mps")},
         scopes=frozenset({"all"}),
         known_classes=resource_classes(resource_class("no")),
     )

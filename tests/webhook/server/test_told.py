@@ -97,7 +97,12 @@ OTHERS = {
         "metadata": {
             "name": "n",
             "labels": {names.DEFAULTS_LABEL: "enabled"},
-            "annotations": {names.DEFAULT_GPU_MEM: "1Gi", names.POLICY: "x", names.MPS: "x", names.FRAMEWORKS: "x"},
+            "annotations": {
+                names.DEFAULT_GPU_MEM: "1Gi",
+                names.POLICY: "x",
+                names.ISOLATION: "x",
+                names.FRAMEWORKS: "x",
+            },
         }
     },
 }
@@ -106,7 +111,7 @@ OTHERS = {
 @settings(max_examples=examples(150, soak=3000))
 @given(path=st.sampled_from(paths_of("pods")), pod=PODS, text=TEXTS, data=st.data())
 def test_of_pods(client: FlaskClient, path: str, pod: Json, text: str, data: Any) -> None:
-    annotations = {names.POLICY: "spread", names.GROUP_NAME: "g", names.GROUP_NUM: "2", names.MPS: "off"}
+    annotations = {names.POLICY: "spread", names.GROUP_NAME: "g", names.GROUP_NUM: "2", names.ISOLATION: "none"}
     pod["metadata"]["annotations"] |= data.draw(st.sampled_from([{}, annotations]))
     place = data.draw(st.sampled_from(list(strings(pod))))
     check(post_review(client, path, body(replaced(pod, place, text))))
@@ -139,7 +144,7 @@ def mutated_then_validated(client: FlaskClient, pod: Json) -> Json:
     [
         ({names.POLICY: "x" * 120_000}, "is not a placement policy", "spread-by=LABEL"),
         ({names.GROUP_NAME: "X" * 120_000, names.GROUP_NUM: "2"}, "is not a valid gang name", "63 of them"),
-        ({names.MPS: "x" * 120_000}, "is not a mode of MPS", "required"),
+        ({names.ISOLATION: "x" * 120_000}, "is not a tier of isolation", "mps"),
     ],
 )
 def test_a_refusal_quotes_the_beginning_and_says_how_long_the_text_is(
