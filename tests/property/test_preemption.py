@@ -48,13 +48,10 @@ class World:
     def fits(self, gone: frozenset[str]) -> bool:
         """By the engine and the sums, as it is when these are gone."""
         free = self.full.free
-        back = []
-        for resident in self.full.residents:
-            if resident.uid in gone or resident.is_leaving:
-                load = resident.load
-                free = Load(free.cpu + load.cpu, free.memory + load.memory, free.pods + load.pods)
-                back.append(self.ledger.release(resident.uid))
-        try:
+        leaving = [resident for resident in self.full.residents if resident.uid in gone or resident.is_leaving]
+        for load in (resident.load for resident in leaving):
+            free = Load(free.cpu + load.cpu, free.memory + load.memory, free.pods + load.pods)
+        with self.ledger.what_if(released=[resident.uid for resident in leaving]):
             wanted = self.newcomer.load
             if (wanted.cpu and free.cpu < wanted.cpu) or free.pods < wanted.pods:
                 return False
@@ -62,9 +59,6 @@ class World:
                 return False
             placed = placement.place_on(self.ledger.kinds, self.ledger.node(NODE), self.newcomer.request, POLICY)
             return not isinstance(placed, Refusal)
-        finally:
-            for undo in reversed(back):
-                undo()
 
     def lacks_cores(self, gone: frozenset[str]) -> bool:
         """By the sum of the node, which may be less than what its cards have: fewer are given than when pods came."""
