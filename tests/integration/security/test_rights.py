@@ -152,14 +152,16 @@ def accounts(cluster: Cluster) -> Iterator[Cluster]:
     """All parts' accounts, under the policies as people have them: the test cluster runs no MPS manager, and its device
     plugins no pods.
     """
+    roles = rendered("mps/rbac.yaml")
     policies = [manifest for manifest in rendered("policies/deviceplugin.yaml") if manifest["kind"].endswith("Policy")]
     without_nodes = rendered("policies/deviceplugin.yaml", "deviceplugin.restrictToNode=false")
-    cluster.apply(policies)
+    cluster.apply([*roles, *policies])
     try:
         cluster.wait(lambda: allowed(cluster, "mps", RIGHTS["mps"][0]), "the new role is known")
         yield cluster
     finally:
         cluster.apply(without_nodes)
+        cluster.kubectl_object("delete", stdin=roles)
 
 
 @pytest.fixture(scope="module")
