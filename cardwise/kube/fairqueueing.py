@@ -121,7 +121,9 @@ class RecentUse(Generic[_OwnerT]):
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
     def larger_owners(self, owner: _OwnerT, slots: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
-        """The owners that must lose a slot before `owner` is refused another slot, in this order."""
+        """The owners that have more slots than `owner` would have with one more, the largest first. One of them loses a
+        slot to `owner`; if there are none, `owner` is refused.
+        """
         own_size = len(slots.get(owner, ())) + 1, self._used.get(owner, 0.0)
         sizes = {name: size for name, size in self._sizes(slots).items() if size > own_size}
         return sorted(sizes, key=sizes.__getitem__, reverse=True)

@@ -145,7 +145,7 @@ class Commit:
             return self._cluster.has_cards_for([place for place in self._changed_places if place.node in nodes])
 
     def is_gang_capacity_left(self) -> bool:
-        """Whether the places leave enough capacity for a gang reservation that comes first."""
+        """Whether the places leave enough capacity for a gang reservation of a higher rank."""
         plan, gang_cards = self._plan, self._cluster.gang_cards
         nodes = self._changed_nodes.intersection(gang_cards.reserved_nodes(plan.rank, plan.namespace))
         with gang_cards.count_reserved(nodes):

@@ -1,7 +1,8 @@
 """Whether MPS can run on a card, and what an administrator has to change if it cannot.
 
-A card without MPS for one of these reasons accepts pods that do not require MPS. So a reason must not pass by itself,
-and tenants must not be able to cause it: a process of a pod is never treated as another MPS daemon.
+A card without MPS for one of these reasons accepts pods that do not require MPS. So a reason must last until
+an administrator acts, and tenants must not be able to cause one. For example, a process of a pod is never treated as
+another MPS daemon.
 """
 
 import math

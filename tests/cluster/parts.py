@@ -188,6 +188,7 @@ def _rendered(*sets: str) -> str:
         "webhook.enabled": "false",
         "extender.enabled": "false",
         "deviceplugin.enabled": "false",
+        "mps.enabled": "false",
         "deviceplugin.restrictToNode": "false",  # they are no pods here, so their tokens name no node
         "webhook.url": _SOME_URL,
         "webhook.timeoutSeconds": "15",  # a busy machine is slow, and that is no failure

@@ -259,7 +259,7 @@ class Gang:
     @property
     def is_status_stale(self) -> bool:
         """Whether the gang's PodGroup still has the phase Running, although the gang does not run. With this phase, a
-        new leader would mistake a gang that is bound in part for a running gang.
+        new leader would take a partly bound gang for a running gang.
         """
         return self.group.running and not self.ran
 

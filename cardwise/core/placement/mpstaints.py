@@ -2,8 +2,8 @@
 
 A card has *taints*, and a request does not *tolerate* certain taints. A card with such a taint is closed to the
 request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.
-A card without MPS is open to all pods, except pods that require MPS: the card of a node without an MPS manager, and a
-card on which MPS is unavailable.
+A card has no MPS if its node has no MPS manager, or if MPS is unavailable on the card. Such a card is open to all pods
+except those that require MPS.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -16,13 +16,14 @@ from cardwise.core.api.policies import CARD_POLICIES
 from tests.build import resource_class
 from tests.cli import clusters
 from tests.cli.clusters import K80, P100, Cluster, card, device, lists, placed, waiting
+from tests.simulation import smalltraces
 
 
 @pytest.fixture(name="trace")
 def _trace(tmp_path):
     folder = tmp_path / "openb"
     folder.mkdir()
-    return str(clusters.write_trace(folder, "default"))
+    return str(smalltraces.write_trace(folder, "default"))
 
 
 def run(*args: str) -> Result:
@@ -90,7 +91,7 @@ def test_pods_that_leave(trace):
 
 
 def test_several_lists_of_pods_and_plots_of_each(trace, tmp_path):
-    clusters.write_trace(tmp_path / "openb", "other", list(clusters.rows(((30, 1, 500, ""),))))
+    smalltraces.write_trace(tmp_path / "openb", "other", list(smalltraces.rows(((30, 1, 500, ""),))))
     folder = tmp_path / "plots"
     of = ("--pods", "default", "--pods", "other", "--seeds", "1", "--policy", "spread", "--processes", "1")
     completed = run(trace, *of, "--plots", str(folder))

@@ -244,7 +244,8 @@ def test_what_lands_while_an_epoch_begins_is_known_before_it_gives_anything_away
     assert fails(pair.b, "other") == "refused"
 
 
-def test_what_the_first_call_of_an_epoch_would_wait_for_is_made_before_it_begins(pair, monkeypatch):
+def test_what_the_first_call_of_an_epoch_would_wait_for_is_made_before_it_begins(monkeypatch):
+    pair = ExtenderPair(cards={f"n{i}": 1 for i in range(40)})  # more nodes than one decision indexes
     epochs = []
     refresh = CardIndex.refresh
 

@@ -102,7 +102,7 @@ def peer_key(policy: str | None, *, namespace: str, gang: str | None, controller
 
 @lru_cache(maxsize=256)
 def _with_label(text: str, field: str) -> Policy:
-    """The policy of a text with the key of a label. Raises InvalidRequest."""
+    """Parse a policy `NAME=LABEL`, where LABEL is the key of a node label. Raises InvalidRequest."""
     name, separator, label = text.partition("=")
     policy = POLICIES.get(name)
     if policy is None or (separator and not policy.takes_label):
