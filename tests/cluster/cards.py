@@ -54,11 +54,13 @@ def _cards(entries: Sequence[dict[str, object]]) -> tuple[TestCard, ...]:
     )
 
 
-def card_uuid(node: str, index: int, cluster: str = "") -> str:
+def card_uuid(node: str, index: int, folder: Path | None = None) -> str:
     """The same card has the same UUID in every run.
 
-    cluster: makes the UUID differ from those of other clusters of this machine.
+    folder: of a real node. Clusters of one machine have no card in common: an MPS manager sees the processes of the
+    whole machine, and takes the daemon of another cluster's card for one that is not its own.
     """
+    cluster = f"{folder.parents[1]}/" if folder is not None else ""
     return f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{cluster}{node}.card-{index}.cardwise.test')}"
 
 
@@ -66,11 +68,7 @@ def write_inventory(folder: Path, node: str, cards: Sequence[TestCard], seen_at:
     """Device nodes and the simulated inventory of one node (`cardwise.gpus.simulated` reads it).
 
     `seen_at`: where those who read it find `folder`.
-
-    Clusters of one machine have no card in common: an MPS manager sees the processes of the whole machine, and takes
-    the daemon of another cluster's card for one that is not its own.
     """
-    cluster = f"{folder.parents[1]}/"
     devices = folder / "dev"
     devices.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -82,7 +80,7 @@ def write_inventory(folder: Path, node: str, cards: Sequence[TestCard], seen_at:
         entries.append(
             {
                 "index": index,
-                "uuid": card_uuid(node, index, cluster),
+                "uuid": card_uuid(node, index, folder),
                 "model": card.model,
                 "memoryMiB": card.memory_mib,
                 "device": str((seen_at or folder) / "dev" / path.name),

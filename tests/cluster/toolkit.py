@@ -33,7 +33,7 @@ def write(folder: Path, node: str, count: int) -> None:
     profile = yaml.safe_load((mock / _PROFILE).read_text())
     profile["devices"] = profile["devices"][:count]
     for index, device in enumerate(profile["devices"]):
-        device["uuid"] = cards.card_uuid(node, index)
+        device["uuid"] = cards.card_uuid(node, index, folder)
     # Not as YAML: Go takes more texts for numbers than Python does.
     (folder / "nvml.yaml").write_text(json.dumps(profile))
     libraries = folder / "usr/lib/x86_64-linux-gnu"
