@@ -23,7 +23,7 @@ import yaml
 
 from bench import processes, serving, timing
 from bench.serving import SIZES, Caller
-from bench.synthetic import CARDS, P100, bound_pod, card, node_name, pod
+from bench.synthetic import CARDS, P100, bound_pod, card, encode_node_names, filter_body, node_name, pod
 from bench.timing import Row
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
@@ -32,7 +32,7 @@ from tests.cluster import ports
 _PODS: Final = "/api/v1/namespaces/default/pods"
 _GANG_SIZE: Final = 100
 _PODS_ON_FULL_NODE: Final = 110
-_MIB_ON_FULL_NODE: Final = P100 // 14 - 5  # of each pod; 13 or 14 pods share a card
+_MIB_ON_FULL_NODE: Final = P100 // (_PODS_ON_FULL_NODE // CARDS + 1) - 5  # of each pod; 13 or 14 pods share a card
 _PLAN_SECONDS: Final = 30.0  # maximum seconds until a gang that fits is planned
 _EVENT_SECONDS: Final = 0.05  # seconds until the extender has handled the watch events
 _RELISTS: Final = 3  # times that all watches end during the commits
@@ -97,7 +97,8 @@ class _ApiClient:
     def _call(self, method: str, path: str, body: bytes) -> None:
         self._connection.request(method, path, body=body)
         response = self._connection.getresponse()
-        if response.read() and response.status >= http.HTTPStatus.BAD_REQUEST:
+        response.read()
+        if response.status >= http.HTTPStatus.BAD_REQUEST:
             raise RuntimeError(f"{method} {path}: {response.status}")
 
 
@@ -133,23 +134,15 @@ def _extender(nodes: int, pods: int, code: Path) -> Iterator[_Measured]:
             yield _Measured(extender, _ApiClient(kubeconfig), holds)
 
 
-def _filter_body(manifest: Json, nodes: bytes) -> bytes:
-    return b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (json.dumps(manifest).encode(), nodes)
-
-
-def _names(nodes: int) -> bytes:
-    return json.dumps([node_name(i) for i in range(nodes)]).encode()
-
-
 def _call_filter(caller: Caller, nodes: bytes, uids: Iterator[str], rng: random.Random) -> float:
     """Call filter for a new pod. Returns the seconds."""
     uid = next(uids)
-    return caller.post("filter", _filter_body(pod(uid, uid, rng.choice(SIZES)), nodes))[0]
+    return caller.post("filter", filter_body(pod(uid, uid, rng.choice(SIZES)), nodes))[0]
 
 
 def _measure_filter(label: str, extender: processes.ExtenderProcess, nodes: int, calls: int) -> Row:
     caller, rng, uids = Caller(extender.port), random.Random(7), (f"idle-{i}" for i in itertools.count())
-    body = _names(nodes)
+    body = encode_node_names(nodes)
     seconds = [_call_filter(caller, body, uids, rng) for _ in range(calls + 50)][50:]
     return timing.latency(f"filter alone: {label}", seconds)
 
@@ -175,7 +168,7 @@ def _plan_gangs(
         for manifest in members:
             api.create(_PODS, manifest)
         start = time.monotonic()
-        while not json.loads(caller.post("filter", _filter_body(members[0], nodes))[1]).get("NodeNames"):
+        while not json.loads(caller.post("filter", filter_body(members[0], nodes))[1]).get("NodeNames"):
             if (plans and is_over()) or time.monotonic() - start > _PLAN_SECONDS:
                 break
             time.sleep(0.005)
@@ -190,7 +183,7 @@ def _plan_gangs(
 def _measure_beside_gangs(
     label: str, extender: processes.ExtenderProcess, api: _ApiClient, nodes: int, seconds: float
 ) -> list[Row]:
-    body, rng, uids = _names(nodes), random.Random(8), (f"beside-{i}" for i in itertools.count())
+    body, rng, uids = encode_node_names(nodes), random.Random(8), (f"beside-{i}" for i in itertools.count())
     start = time.monotonic()
     deadline = start + seconds
     plans: list[float] = []
@@ -217,9 +210,7 @@ def _full_node(api: _ApiClient, number: int) -> str:
         api.create("/apis/cardwise.dev/v1alpha1/extendedresources", card(number, i, 1))
     rng = random.Random(number)
     for i in range(_PODS_ON_FULL_NODE):
-        manifest = bound_pod(
-            f"full-{i}", f"u-full-{i}", P100 // (_PODS_ON_FULL_NODE // CARDS + 1) - 5, number, i % CARDS
-        )
+        manifest = bound_pod(f"full-{i}", f"u-full-{i}", _MIB_ON_FULL_NODE, number, i % CARDS)
         manifest["spec"]["priority"] = rng.randrange(6)
         api.create(_PODS, manifest)
     return node_name(number)
@@ -251,7 +242,7 @@ def _measure_commits(label: str, cluster: _Measured, nodes: int, commits: int) -
     lock.
     """
     extender, api, holds = cluster
-    caller, rng, body = Caller(extender.port), random.Random(10), _names(nodes)
+    caller, rng, body = Caller(extender.port), random.Random(10), encode_node_names(nodes)
     with holds.open() as lines:
         lines.seek(0, 2)  # the start of the extender does not count
         start = time.monotonic()
@@ -260,7 +251,7 @@ def _measure_commits(label: str, cluster: _Measured, nodes: int, commits: int) -
                 api.end_watches()
             manifest = pod(f"commit-{i}", f"u-commit-{i}", rng.choice(SIZES[:20]))
             api.create(_PODS, manifest)
-            chosen = json.loads(caller.post("filter", _filter_body(manifest, body))[1])["NodeNames"]
+            chosen = json.loads(caller.post("filter", filter_body(manifest, body))[1])["NodeNames"]
             call = {"PodName": f"commit-{i}", "PodNamespace": "default", "PodUID": f"u-commit-{i}", "Node": chosen[0]}
             response = caller.post("bind", json.dumps(call).encode())[1]
             if json.loads(response)["Error"]:

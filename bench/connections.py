@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import itertools
-import json
 import random
 import select
 import socket
@@ -16,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench import processes, timing
-from bench.synthetic import node_name, pod
+from bench.synthetic import encode_node_names, filter_body, pod
 from bench.timing import Row
 
 _HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + b"0" * 16_000
@@ -55,7 +54,7 @@ class _Caller:
     def __init__(self, extender: processes.ExtenderProcess, context: ssl.SSLContext, nodes: int) -> None:
         self._extender = extender
         self._context = context
-        self._names = json.dumps([node_name(i) for i in range(nodes)]).encode()
+        self._names = encode_node_names(nodes)
 
     def measure(self, label: str, calls: int, handshakes: int) -> list[Row]:
         """Measure `calls` filter calls on one connection, and `handshakes` new connections."""
@@ -69,8 +68,7 @@ class _Caller:
                 if i == 0:
                     seconds.clear()
                     cpu = self._extender.cpu_seconds()
-                manifest = json.dumps(pod(f"p{i}", f"{label}-{i}", rng.choice(_SIZES))).encode()
-                body = b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (manifest, self._names)
+                body = filter_body(pod(f"p{i}", f"{label}-{i}", rng.choice(_SIZES)), self._names)
                 start = time.perf_counter()
                 connection.request("POST", "/gpushare-scheduler/filter", body, {"Content-Type": "application/json"})
                 connection.getresponse().read()

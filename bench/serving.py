@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from bench import processes, timing
-from bench.synthetic import P100, class_name, node_name, pod
+from bench.synthetic import P100, class_name, encode_node_names, filter_body, pod
 from bench.timing import Row
 
 SIZES = range(512, P100 + 1, 64)  # the requests of single pods in MiB
@@ -61,7 +61,7 @@ def measure_filter(
 
     Each call has the names of all nodes. For the parameters see `extender_with_cluster`.
     """
-    names = json.dumps([node_name(i) for i in range(nodes)]).encode()
+    names = encode_node_names(nodes)
     rng = random.Random(7)
     rows = []
     with extender_with_cluster(nodes, pods, classes, fresh=fresh, options=options) as extender:
@@ -90,7 +90,7 @@ def measure_filter(
                     resources = manifest["spec"]["containers"][0]["resources"]
                     for amounts in resources.values():
                         amounts[f"cardwise.dev/{class_name(i % classes)}"] = "1"
-                body = b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (json.dumps(manifest).encode(), names)
+                body = filter_body(manifest, names)
                 if verb == "prioritize":  # kube-scheduler calls it after filter; filter's CPU is not counted
                     start_cpu = extender.cpu_seconds()
                     caller.post("filter", body)
@@ -118,7 +118,7 @@ def measure_filter(
 def measure_bind(nodes: int, pods: int, calls: int) -> list[Row]:
     """Measure bind with an API server that responds at once, so that only the extender's work counts."""
     rng = random.Random(8)
-    names = json.dumps([node_name(i) for i in range(nodes)]).encode()
+    names = encode_node_names(nodes)
     with extender_with_cluster(nodes, pods) as extender:
         caller = Caller(extender.port)
         seconds, cpu = [], 0.0
@@ -126,8 +126,8 @@ def measure_bind(nodes: int, pods: int, calls: int) -> list[Row]:
             bodies = []
             for i in range(start, min(start + BINDS_PER_CPU_SAMPLE, calls)):
                 uid = f"bind-{i}"
-                manifest = json.dumps(pod(uid, uid, rng.choice(SIZES[:20]))).encode()
-                _, response = caller.post("filter", b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (manifest, names))
+                manifest = pod(uid, uid, rng.choice(SIZES[:20]))
+                _, response = caller.post("filter", filter_body(manifest, names))
                 chosen = json.loads(response)["NodeNames"]
                 call = {"PodName": uid, "PodNamespace": "default", "PodUID": uid, "Node": chosen[0]}
                 bodies.append(json.dumps(call).encode())
@@ -146,7 +146,7 @@ def measure_bind(nodes: int, pods: int, calls: int) -> list[Row]:
 def measure_pod(nodes: int, calls: int) -> list[Row]:
     """Measure the extender's CPU for one pod: filter, bind, and the watch events from its creation to Running."""
     rng = random.Random(9)
-    names = json.dumps([node_name(i) for i in range(nodes)]).encode()
+    names = encode_node_names(nodes)
     with processes.synthetic_api_server(nodes, 0) as kubeconfig, processes.run_extender(kubeconfig) as extender:
         server = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
         caller, api = Caller(extender.port), http.client.HTTPConnection(urlsplit(server).netloc)
@@ -154,10 +154,10 @@ def measure_pod(nodes: int, calls: int) -> list[Row]:
         duration: dict[str, list[float]] = {"filter": [], "bind": []}
         before = extender.cpu_seconds()
         for i in range(calls):
-            manifest = json.dumps(pod(f"pod-{i}", f"uid-{i}", rng.choice(SIZES))).encode()
-            api.request("POST", "/api/v1/namespaces/default/pods", body=manifest)
+            manifest = pod(f"pod-{i}", f"uid-{i}", rng.choice(SIZES))
+            api.request("POST", "/api/v1/namespaces/default/pods", body=json.dumps(manifest).encode())
             api.getresponse().read()
-            seconds, response = caller.post("filter", b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (manifest, names))
+            seconds, response = caller.post("filter", filter_body(manifest, names))
             duration["filter"].append(seconds)
             call = {"PodName": f"pod-{i}", "PodNamespace": "default", "PodUID": f"uid-{i}"}
             call["Node"] = json.loads(response)["NodeNames"][0]

@@ -54,6 +54,19 @@ def node_name(i: int) -> str:
     return f"gpu-node-{i:05d}.example.internal"
 
 
+def encode_node_names(nodes: int) -> bytes:
+    """The names of the first `nodes` nodes as a JSON list, for `filter_body`."""
+    return json.dumps([node_name(i) for i in range(nodes)]).encode()
+
+
+def filter_body(manifest: Json, names: bytes) -> bytes:
+    """The body of a filter or prioritize call for this pod.
+
+    names: the JSON list of the node names. It is encoded once for all calls, since it is long.
+    """
+    return b'{"Pod":%s,"Nodes":null,"NodeNames":%s}' % (json.dumps(manifest).encode(), names)
+
+
 def pod(name: str, uid: str, mem: int, *, node: str = "", annotations: dict[str, str] | None = None) -> Json:
     """A pod of about 4 KB, like a Deployment's pod without sidecars.
 
