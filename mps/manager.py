@@ -392,7 +392,7 @@ class MpsManager:
             for home, unit in units.items()
             if (obstacle := self._availability.find_obstacle(unit.cards)) is not None
         }
-        for home in self._obstacles.keys() - obstacles.keys() & self._daemons.keys():
+        for home in (self._obstacles.keys() - obstacles.keys()) & self._daemons.keys():
             # Create the daemon's object again: the driver, or the control program and its options, may be new.
             if (daemon := self._daemons[home]).status.state is MpsState.UNAVAILABLE:
                 daemon.stop()

@@ -255,7 +255,7 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     if any(name in limits or name in requests for name in _AMOUNTS):
         return {}
-    # The container may also request  A class that does not exist is refused later.
+    # The container may also request devices. A class that does not exist is refused later.
     class_by_name = {
         name: gpu_class
         for name in limits

@@ -470,8 +470,7 @@ class _Queue:
 
 
 class _RankedQueue:
-    """The nodes for one kind of members, if the policy of these members ranks nodes. A node of a lower rank is better;
-    among nodes of equal rank the score decides.
+    """The nodes for one kind of members, under a policy that ranks nodes: the lowest rank first, then the best score.
 
     Each planned member may change the ranks of many nodes, so all of them are compared for each member.
 

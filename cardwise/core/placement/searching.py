@@ -49,8 +49,9 @@ class SearchTooLong(Exception):
 
 
 class CheckLimit:
-    """Limits how many cards and nodes the searches for one pod check, since other calls wait for the lock meanwhile. A
-    card that the index offers first, and a node that the memory index refuses, take no check.
+    """The number of cards and nodes that the searches for one pod may check. Other calls wait for the lock meanwhile.
+
+    Cards that the index offers first, and nodes that the memory index refuses, are not counted.
     """
 
     def __init__(self, checks: int) -> None:
