@@ -198,8 +198,8 @@ def _measure_beside_gangs(
     thread.join()
     if not plans:
         raise RuntimeError(
-            f"{label}: no gang of {_GANG_SIZE} was planned within {_PLAN_SECONDS:g} s. Each filter call reserves a share: "
-            f"are {nodes} nodes too few for them and a gang? Give more by --nodes"
+            f"{label}: no gang of {_GANG_SIZE} was planned within {_PLAN_SECONDS:g} s. Each filter call reserves a "
+            f"share: are {nodes} nodes too few for them and a gang? Give more by --nodes"
         )
     plan_row = timing.latency(f"gang of {_GANG_SIZE} until it is planned: {label}", plans)
     plan_row.cells["gangs/s"] = f"{len(plans) / (time.monotonic() - start):.2f}"

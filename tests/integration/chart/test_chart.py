@@ -118,8 +118,10 @@ def cards(cluster: Cluster) -> list[Json]:
 
 def mps_is_ready(cluster: Cluster) -> bool:
     """Of both cards of n1. An exchanged manager takes over one after the other, and pods go where it is ready."""
-    own = [card for card in cards(cluster) if card["spec"]["node"] == "n1"]
-    return all((card.get("status", {}).get("mps") or {}).get("state") == "Ready" for card in own)
+    statuses = [card.get("status", {}).get("mps") or {} for card in cards(cluster) if card["spec"]["node"] == "n1"]
+    if any(status.get("state") != "Ready" for status in statuses):
+        raise LookupError(json.dumps(statuses))
+    return True
 
 
 def test_an_upgrade_from_the_former_commit_under_load_loses_no_pod_and_no_grant(cluster: Cluster, space: Space) -> None:
