@@ -314,7 +314,7 @@ class Process:
         # complete; `_freeze_objects` starts it.
         gc.disable()
         # Seconds for which a computing thread (statuses, watch events) may delay filter's thread. With the default,
-        # 5 ms, filter had a p99 of 5 ms while statuses were written (docs/design/0012-speed.md).
+        # 5 ms, filter had a p99 of 5 ms while statuses were written.
         sys.setswitchinterval(0.0005)
         self._health = HealthServer(
             self._health_settings.bind,

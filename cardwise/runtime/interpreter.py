@@ -7,8 +7,7 @@ from typing import Final
 
 # Seconds for which a thread may prevent another thread from running. After each system call the reading thread waits
 # for the interpreter, which other threads use to collect metrics or to answer a large review. With the default of 5 ms,
-# scrapes delayed a probe by seconds, and a small review was read only after nearly all of 60 large reviews
-# (docs/design/0012-speed.md).
+# scrapes delayed a probe by seconds, and a small review was read only after nearly all of 60 large reviews.
 _SWITCH_SECONDS: Final = 0.001
 
 # Thresholds of the garbage collector, for `gc.set_threshold`. A collection stops all threads. With Python's defaults

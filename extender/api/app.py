@@ -9,7 +9,7 @@ Errors, by verb:
   call gets status 400; otherwise the list of scores is empty.
 
 The calls of kube-scheduler's four verbs do not pass through Flask. Flask took a third of the CPU time of a bind, and
-more of a filter (docs/design/0012-speed.md), and the verbs only need the body of the call.
+more of a filter, and the verbs only need the body of the call.
 """
 
 import math

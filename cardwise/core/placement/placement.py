@@ -124,7 +124,7 @@ class _Names(Collection[str]):
     look-ups a set is built.
 
     Usually one look-up is enough, because the best card is nearly always on a candidate. With 5,000 names, a look-up in
-    the list takes 0.03 ms, and building the set 0.2 ms (docs/design/0012-speed.md).
+    the list takes 0.03 ms, and building the set 0.2 ms.
     """
 
     _MAX_LIST_LOOKUPS = 4  # look-ups in the list that together take less time than building the set
