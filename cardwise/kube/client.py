@@ -27,7 +27,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import credentials, errors, transport, wire
 from cardwise.kube.credentials import Authorization
-from cardwise.kube.nesting import read_bounded, tolerate_depth
+from cardwise.kube.nesting import null_deep_values, tolerate_depth
 from cardwise.kube.recovery import Recovery
 from cardwise.kube.watching import Watch
 
@@ -62,7 +62,7 @@ _SLOW_CREDENTIALS = 0.01
 _CLOCK_ERRORS = ("certificate is not yet valid", "certificate has expired")  # OpenSSL's messages
 
 _encode = msgspec.json.Encoder().encode
-_decode = read_bounded(msgspec.json.Decoder().decode)
+_decode = null_deep_values(msgspec.json.Decoder().decode)
 _decode_list_head = tolerate_depth(msgspec.json.Decoder(wire.ListHead).decode)
 _decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
 # Bytes at the beginning of a list in which its metadata is searched; a continue token has some hundred bytes.
@@ -280,7 +280,7 @@ class KubeClient:
         timeout: float | None = 60.0,
     ) -> Iterator[_T]:
         """The objects of `list_pages`, decoded as the element type of `kind`. JSON of any depth is accepted."""
-        decode = read_bounded(msgspec.json.Decoder(kind).decode)
+        decode = null_deep_values(msgspec.json.Decoder(kind).decode)
         for page in self.list_pages(path, query, limit, timeout=timeout):
             try:
                 decoded = decode(page)

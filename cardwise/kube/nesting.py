@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """Return a decoder like `decode` that works at any depth. `decode` must skip deep values or leave them raw."""
 
-    def following_read(raw: bytes) -> T:
+    def tolerant_decode(raw: bytes) -> T:
         try:
             return decode(raw)
         except RecursionError:
@@ -49,15 +49,15 @@ def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
             except RecursionError:
                 return decode(cut_nesting_by_scan(bytes(raw)))
 
-    return following_read
+    return tolerant_decode
 
 
-def read_bounded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+def null_deep_values(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """Return a decoder of whole objects that, unlike `decode`, works for all objects of the API server: values that are
     too deep are decoded as null.
     """
 
-    def bounded_read(raw: bytes) -> T:
+    def nulling_decode(raw: bytes) -> T:
         try:
             return decode(raw)
         except RecursionError:
@@ -67,7 +67,7 @@ def read_bounded(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
         except RecursionError:  # with 3.14, a value that msgspec can skip may be too deep to be decoded
             return decode(cut_nesting_by_scan(cut))
 
-    return bounded_read
+    return nulling_decode
 
 
 def cut_nesting(raw: bytes) -> bytes:

@@ -54,7 +54,7 @@ class Inventory:
         self.nodes: set[str] = set()
         self._cards: dict[str, CardRecord] = {}
         self._cards_of: dict[str, list[str]] = {}  # node -> names in _cards
-        self._node_reports, self._recorded = _ShareReports(), _ShareReports()
+        self._node_reports, self._recorded_terminating = _ShareReports(), _ShareReports()
         self._changed: set[str] = set()  # nodes that changed since `take_changes`
         self._classes: dict[str, ResourceClass] = {}
         self._membership = ClassMembership(())
@@ -100,7 +100,7 @@ class Inventory:
             name, card.node, card_before.reported_shares if card_before is not None else (), card.reported_shares
         )
         terminating_before = card_before.status.terminating if card_before is not None else ()
-        self._recorded.replace_report(name, card.node, terminating_before, card.status.terminating)
+        self._recorded_terminating.replace_report(name, card.node, terminating_before, card.status.terminating)
         # If the card was replaced, or has another size, all its shares are counted again.
         updated = reported if same else {ShareReport(share.uid, card.node) for share in card.reported_shares}
         return CardUpdate({*former, *updated}, withdrawn, problem)
@@ -111,7 +111,7 @@ class Inventory:
         if card is None:
             return ()
         self._forget_card(name)
-        self._recorded.replace_report(name, card.node, card.status.terminating, ())
+        self._recorded_terminating.replace_report(name, card.node, card.status.terminating, ())
         return self._node_reports.replace_report(name, card.node, card.reported_shares, ())[1]
 
     def has_card(self, name: str) -> bool:
@@ -179,11 +179,11 @@ class Inventory:
         """All shares of the pod that the node's cards report, as one holding; None if they report none."""
         return self._sum_shares(uid, node, self._node_reports)
 
-    def recorded_holding(self, uid: str, node: str) -> Holding | None:
+    def recorded_terminating_holding(self, uid: str, node: str) -> Holding | None:
         """The shares of a deleted pod, from the statuses of the node's cards, where a former leader recorded them; None
         if there are none.
         """
-        return self._sum_shares(uid, node, self._recorded)
+        return self._sum_shares(uid, node, self._recorded_terminating)
 
     def _sum_shares(self, uid: str, node: str, reports: "_ShareReports") -> Holding | None:
         """All shares of the pod in the reports of the node's cards, as one holding."""

@@ -483,7 +483,7 @@ class Reservations:
         pod.
         """
         row = self._rows.get(report.uid)
-        recorded = self._reports.recorded_holding(*report)
+        recorded = self._reports.recorded_terminating_holding(*report)
         if recorded is not None and (row is None or row.phase in (Phase.TERMINATING, Phase.ORPHANED)):
             ref = PodRef(recorded.uid, recorded.namespace, recorded.name)
             self._mark_terminating(Reservation(ref, recorded.node, Phase.TERMINATING, self._clock.now(), recorded))

@@ -11,7 +11,7 @@ from typing import Final
 from cardwise.core.gangs.gangstate import Gang
 
 _WAIT_SECONDS: Final = 5.0  # seconds for which a refused gang counts as short of threads: longer than until its retry
-_MOST_NAMESPACES: Final = 1000  # maximum number of namespaces whose last admission is remembered
+_MAX_NAMESPACES: Final = 1000  # maximum number of namespaces whose last admission is remembered
 
 
 class BindThreadAdmission:
@@ -45,7 +45,7 @@ class BindThreadAdmission:
         """Record that the members of the gang may wait from now on."""
         self._admitted_at.pop(gang.namespace, None)
         self._admitted_at[gang.namespace] = now
-        if len(self._admitted_at) > _MOST_NAMESPACES:
+        if len(self._admitted_at) > _MAX_NAMESPACES:
             del self._admitted_at[next(iter(self._admitted_at))]
 
     def are_others_short(self, namespace: str, now: float) -> bool:

@@ -199,7 +199,7 @@ class _CardSearch:
     def _find_unplaceable_member(self) -> Member | None:
         """A member of a shape for which the copied nodes have too little capacity; None if all shapes fit."""
         for shape, members in shapes(self._gang.members).items():
-            if self._capacities.count_pods(shape, self._pace) < len(members):
+            if self._capacities.count_fitting_pods(shape, self._pace) < len(members):
                 return members[-1]
         return None
 
@@ -212,8 +212,8 @@ class _CardSearch:
 
     def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity:
         shape = MemberShape(request, load)
-        self._capacities.count_pods(shape)
-        return self._capacities.nodes(shape)
+        self._capacities.count_fitting_pods(shape)
+        return self._capacities.shape_capacity(shape)
 
 
 class _FreeLoadsWithoutPods:

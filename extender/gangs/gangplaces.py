@@ -35,7 +35,7 @@ from extender.gangs.reservation import GangReservation
 from extender.nomination.nominator import Nominator
 from extender.records.podref import PodRef
 
-_MOST_OFFERS: Final = 32  # the most recent offers; a new offer that equals one of them shares its memory
+_MAX_OFFERS: Final = 32  # the most recent offers; a new offer that equals one of them shares its memory
 
 _MAX_TRIES: Final = 3  # plans on snapshots, before a gang is planned with the lock held
 _LOCKED_SECONDS: Final = 0.02  # seconds of CPU of a plan with the lock held
@@ -164,7 +164,7 @@ class GangPlaces:
         if shared is None:
             shared = frozenset(map(intern, offer))
         self._recent_offers[shared] = shared
-        if len(self._recent_offers) > _MOST_OFFERS:
+        if len(self._recent_offers) > _MAX_OFFERS:
             del self._recent_offers[next(iter(self._recent_offers))]
         return shared
 

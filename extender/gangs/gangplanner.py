@@ -74,7 +74,7 @@ class GangPlanner:
         """A member for which no plan can have a place; None if there is none."""
         members_by_shape = shapes(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
-            fitting_count = self._capacities.count_pods(shape, pace)
+            fitting_count = self._capacities.count_fitting_pods(shape, pace)
             if fitting_count < needed and fitting_count + self._count_on_nominated_places(shape) < needed:
                 return members_by_shape[shape][-1]
         return None
@@ -82,7 +82,7 @@ class GangPlanner:
     def count_capacities(self, members: Sequence[Member], pace: Pace) -> None:
         """Compute the capacity of nodes for these members, so that a later plan reads few nodes."""
         for shape in shapes(members):
-            self._capacities.count_pods(shape, pace)
+            self._capacities.count_fitting_pods(shape, pace)
 
     def plan(
         self, gang: GangToPlan, members: Sequence[Member], pace: Pace, *, without: Collection[str] = ()
@@ -220,6 +220,6 @@ class GangPlanner:
 
     def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity:
         shape = MemberShape(request, load)
-        self._capacities.count_pods(shape)
+        self._capacities.count_fitting_pods(shape)
         # A nominated pod may lose its reservation to the gang, so its node counts as a node with capacity.
-        return self._capacities.nodes(shape).with_minimum(place.node for place in self._cluster.places_ahead())
+        return self._capacities.shape_capacity(shape).with_minimum(place.node for place in self._cluster.places_ahead())

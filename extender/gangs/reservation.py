@@ -55,9 +55,9 @@ _log = structlog.get_logger(__name__)
 
 _SEARCH_AGAIN: Final = 30.0  # seconds between two searches for the same gang
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
-_MOST_DOUBLED: Final = 6  # maximum number of times that `_STUCK_SECONDS` doubles
-_MOST_GANGS: Final = 32  # maximum number of gangs of a namespace, per priority, for which cards are searched
-_MOST_NAMESPACES: Final = 1024  # maximum number of namespaces for which the end of their last reservation is remembered
+_MAX_DOUBLINGS: Final = 6  # maximum number of times that `_STUCK_SECONDS` doubles
+_MAX_GANGS: Final = 32  # maximum number of gangs of a namespace, per priority, for which cards are searched
+_MAX_NAMESPACES: Final = 1024  # maximum number of namespaces for which the end of their last reservation is remembered
 _NEVER: Final = float("-inf")
 
 PHASE_NAME: Final = "gang reservation"  # `Holding.phase_name` of the reserved holdings
@@ -208,7 +208,7 @@ class GangReservation:
             self._paused_until[namespace] = pause_end
             self._ended_at.pop(namespace, None)
             self._ended_at[namespace] = now
-            if len(self._ended_at) > _MOST_NAMESPACES:
+            if len(self._ended_at) > _MAX_NAMESPACES:
                 del self._ended_at[next(iter(self._ended_at))]
 
     def _reserve(self, due: Sequence[Gang]) -> None:
@@ -266,7 +266,7 @@ class GangReservation:
             rank, namespace = gang.rank(), gang.namespace
             place = places.get((rank[0], namespace), 0)
             places[rank[0], namespace] = place + 1
-            if namespace not in self._paused_until and place < _MOST_GANGS:
+            if namespace not in self._paused_until and place < _MAX_GANGS:
                 keys.append(((rank[0], place, self._ended_at.get(namespace, _NEVER), rank[2], gang.key), gang))
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
@@ -412,4 +412,4 @@ class _Stalls:
                 waiting[card] = amount, since
         self._seen = waiting
         if stuck:
-            self._times = min(self._times + 1, _MOST_DOUBLED)
+            self._times = min(self._times + 1, _MAX_DOUBLINGS)

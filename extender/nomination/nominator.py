@@ -367,7 +367,7 @@ class Nominator:
         pod = search.pod
         feasible, with_load = search.run(Pace(self._clock).pause)
         with self._lock:
-            feasible = self._feasible_nodes.update(pod.constraints, search.open_nodes, feasible)
+            feasible = self._feasible_nodes.record_search(pod.constraints, search.open_nodes, feasible)
             if search.leader_changes != self._cache.leader_changes or not self._queue.is_untried(pod):
                 return None
             self._cache.sync_cards()

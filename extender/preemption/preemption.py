@@ -38,7 +38,7 @@ from extender.preemption.gangpreemption import (
     GangVictims,
     GangVictimSearch,
 )
-from extender.queue.schedulingqueue import PendingPreemption
+from extender.queue.schedulingqueue import PodAwaitingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
 
@@ -331,13 +331,13 @@ class Preemption:
                 self._nominations.remove(eviction.claimant.uid)
                 self._cache.capacity.mark_freed()
 
-    def _search_for_pod(self, pending: PendingPreemption) -> list[Eviction]:
+    def _search_for_pod(self, pending: PodAwaitingPreemption) -> list[Eviction]:
         candidates = self._find_candidates(pending, self._clock.now() + _OWN_SECONDS)
         with self._lock:
             self._cache.sync_cards()
             return self._commit_eviction(pending, candidates.cluster, candidates.victims)
 
-    def _search_for_gang(self, pending: PendingPreemption) -> list[Eviction]:
+    def _search_for_gang(self, pending: PodAwaitingPreemption) -> list[Eviction]:
         """The evictions for all members that lack cards. If one victim may not be evicted, no victim is evicted."""
         uid = pending.claimant.uid
         with self._lock:
@@ -476,7 +476,9 @@ class Preemption:
             search, snapshot, victims_by_node, nominated=nominated, planner=planner, clock=self._clock
         )
 
-    def _find_candidates(self, pending: PendingPreemption, until: float, excluded: Collection[str] = ()) -> _Candidates:
+    def _find_candidates(
+        self, pending: PodAwaitingPreemption, until: float, excluded: Collection[str] = ()
+    ) -> _Candidates:
         """The victims on each node where an eviction helps, until there are enough to choose from.
 
         until: when to stop, in seconds of the clock.
@@ -547,7 +549,7 @@ class Preemption:
         self._nominations.set_places(first.claimant, {first.node: place}, self._clock.now())
         return True
 
-    def _make_gang_evictions(self, pending: PendingPreemption, gang_victims: GangVictims) -> list[Eviction]:
+    def _make_gang_evictions(self, pending: PodAwaitingPreemption, gang_victims: GangVictims) -> list[Eviction]:
         nodes = {member_victims.node for member_victims in gang_victims.member_victims}
         victims = gang_victims.victim_uids
         if not (
@@ -618,7 +620,7 @@ class Preemption:
         return False
 
     def _commit_eviction(
-        self, pending: PendingPreemption, snapshot: ClusterView, candidates: Mapping[str, Victims]
+        self, pending: PodAwaitingPreemption, snapshot: ClusterView, candidates: Mapping[str, Victims]
     ) -> list[Eviction]:
         """The eviction of the least harmful victims, checked in the cluster as it is now.
 

@@ -58,7 +58,7 @@ _MAX_PREEMPTING: Final = 1000
 
 
 @dataclass(slots=True, eq=False)
-class PendingPreemption:
+class PodAwaitingPreemption:
     """A pod for which only the extender can preempt.
 
     The totals of the nodes suffice for the pod, so kube-scheduler finds no victims. But no card has enough capacity.
@@ -153,7 +153,7 @@ class SchedulingQueue:
         # By UID of each refused pod that awaits a plan: the priority of its gang.
         self._awaiting_plan: dict[str, int] = {}
         self._gang_priorities: Counter[int] = Counter()  # by priority in `_awaiting_plan`, the number of pods
-        self._preempting: dict[str, PendingPreemption] = {}  # by UID
+        self._preempting: dict[str, PodAwaitingPreemption] = {}  # by UID
         self._shares: dict[_Share, dict[str, None]] = {}  # by share, the UIDs in `_preempting`
         self._searches = FairQueueing()  # by namespace
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
@@ -470,7 +470,7 @@ class SchedulingQueue:
         pending_before = self._preempting.get(uid)
         not_before = pending_before.not_before if pending_before is not None else now + _SETTLED_SECONDS
         self.stop_awaiting_preemption(uid)
-        pending = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
+        pending = PodAwaitingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
         share = pending.priority, pending.namespace
         if len(self._preempting) >= _MAX_PREEMPTING and not self._free_row_for(share):
             return
@@ -496,7 +496,7 @@ class SchedulingQueue:
         pending = self._preempting.get(uid)
         return pending.nodes if pending is not None else ()
 
-    def next_preemption(self, is_helped: Callable[[str], bool]) -> PendingPreemption | None:
+    def next_preemption(self, is_helped: Callable[[str], bool]) -> PodAwaitingPreemption | None:
         """The pod for which to search victims now; None if no pod is due. The pod is due again `_SEARCH_SECONDS` later.
 
         is_helped: returns whether the pod with a UID no longer needs victims.
@@ -508,7 +508,7 @@ class SchedulingQueue:
         now = self._clock.now()
         for uid in [uid for uid, candidate in self._preempting.items() if now - candidate.refused > _FORGET_SECONDS]:
             self.stop_awaiting_preemption(uid)
-        first_by_namespace: dict[str, PendingPreemption] = {}  # by namespace, its first pod that is due
+        first_by_namespace: dict[str, PodAwaitingPreemption] = {}  # by namespace, its first pod that is due
         for uid, pending in self._preempting.items():
             # A pod that the watch does not show may have been deleted.
             if pending.not_before > now or uid not in self._unschedulable or self._pods[uid].pod is None:
@@ -535,7 +535,7 @@ class SchedulingQueue:
         due[namespace].not_before = now + _SEARCH_SECONDS
         return due[namespace]
 
-    def on_searched(self, pending: PendingPreemption, seconds: float, *, in_vain: bool) -> None:
+    def on_searched(self, pending: PodAwaitingPreemption, seconds: float, *, in_vain: bool) -> None:
         """Charge a search for the pod to its namespace.
 
         seconds: the CPU time of the search.

@@ -5,7 +5,7 @@ capacity of nodes, since it changes with every pod. It evaluates only rules that
 kube-scheduler applies the other rules itself. Pure; not thread-safe: the caller holds the lock of `State`.
 
 For new constraints all nodes are compared, which takes 20 ms with 5,000 nodes. So `search` does this on a copy of the
-nodes, without the lock, and `update` compares only the nodes that have changed during the search.
+nodes, without the lock, and `record_search` compares only the nodes that have changed during the search.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -80,7 +80,7 @@ class FeasibleNodes:
             self._nodes_by_key[key] = nodes
         return nodes
 
-    def update(self, key: bytes, searched: Mapping[str, NodeLabels], feasible: Collection[str]) -> set[str]:
+    def record_search(self, key: bytes, searched: Mapping[str, NodeLabels], feasible: Collection[str]) -> set[str]:
         """Remember the result of a search, updated to the present nodes. Returns the nodes that are feasible now.
 
         searched, feasible: the input and the result of `search`.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cardwise.cli.cluster import usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import cut_nesting, cut_nesting_by_scan, read_bounded, tolerate_depth
+from cardwise.kube.nesting import cut_nesting, cut_nesting_by_scan, null_deep_values, tolerate_depth
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from tests.examples import examples
 from tests.fakes.apiserver import Answer, ApiServer, Request
@@ -65,12 +65,12 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_every_depth_is_decoded(levels: int) -> None:
     raw = pod("a", 1, nested(levels)).encode()
     assert tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
-    assert read_bounded(project)(raw) == ("a", "n1")
+    assert null_deep_values(project)(raw) == ("a", "n1")
     cut = b'{"items":[' + raw + b"]}"
-    assert read_bounded(msgspec.json.Decoder().decode)(cut)["items"][0]["spec"] == {"nodeName": "n1"}
+    assert null_deep_values(msgspec.json.Decoder().decode)(cut)["items"][0]["spec"] == {"nodeName": "n1"}
     for broken in (b"[" * levels, b"]" * levels + b'"', raw[:-3], b'"' + raw):
         with pytest.raises(msgspec.DecodeError):
-            read_bounded(msgspec.json.Decoder().decode)(broken)
+            null_deep_values(msgspec.json.Decoder().decode)(broken)
     assert sys.getrecursionlimit() == LIMIT
 
 
@@ -128,7 +128,7 @@ def test_undecodable_depth_is_scanned_once(
 
 @pytest.mark.parametrize("levels", [sys.getrecursionlimit() + off for off in range(-60, 20, 4)])
 def test_depth_limit_is_independent_of_the_callers_stack(levels: int) -> None:
-    assert read_bounded(project)(pod("a", 1, nested(levels)).encode()) == ("a", "n1")
+    assert null_deep_values(project)(pod("a", 1, nested(levels)).encode()) == ("a", "n1")
 
 
 def test_deep_pod_breaks_neither_list_nor_watch(api: ApiServer, client: KubeClient, clock: FakeClock) -> None:

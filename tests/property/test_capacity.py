@@ -81,7 +81,7 @@ class _Stopped(Exception):
 
 
 def most_fitting(capacities, shape):
-    return capacities.count_pods(shape), dict(capacities.nodes(shape).counts)
+    return capacities.count_fitting_pods(shape), dict(capacities.shape_capacity(shape).counts)
 
 
 def count_some(capacities, shape, times):
@@ -94,7 +94,7 @@ def count_some(capacities, shape, times):
         remaining.pop()
 
     with suppress(_Stopped), patch.object(capacity, "_COUNTED", 1):
-        capacities.count_pods(shape, pace)
+        capacities.count_fitting_pods(shape, pace)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)

@@ -20,7 +20,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import read_bounded, tolerate_depth
+from cardwise.kube.nesting import null_deep_values, tolerate_depth
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.pods import Pod
 from cardwise.runtime.logs import LineLimit
@@ -191,7 +191,7 @@ class FreshList:
         return {manifest["metadata"]["name"]: manifest for manifest in objects}
 
 
-_decode = read_bounded(msgspec.json.Decoder(wire.ListOf[Pod]).decode)
+_decode = null_deep_values(msgspec.json.Decoder(wire.ListOf[Pod]).decode)
 
 
 class GangNumbers:

@@ -18,7 +18,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     """Take the namespace's defaults, and its share if the pod requests nothing. Raises InvalidRequest."""
     if context.defaults is None or not takes_defaults(pod):
         return
-    check(context.defaults, context.namespace)
+    check_defaults(context.defaults, context.namespace)
     pod.defaults = context.defaults
     if context.gives_default_share and context.defaults.gpu_mem and pod.gang is None and pod.read_request() is None:
         _add_share(pod, context.defaults.gpu_mem)
@@ -26,7 +26,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.forget_request()
 
 
-def check(defaults: Defaults, namespace: str) -> None:
+def check_defaults(defaults: Defaults, namespace: str) -> None:
     """Check the values. Raises InvalidRequest with the namespace's annotation as the field."""
     field = f"namespace {namespace}: metadata.annotations"
     if defaults.gpu_mem:
@@ -37,11 +37,11 @@ def check(defaults: Defaults, namespace: str) -> None:
     if defaults.policy:
         policies.find_policy(defaults.policy, f"{field}[{names.POLICY}]")
     if defaults.isolation:
-        isolation.check(defaults.isolation, f"{field}[{names.ISOLATION}]")
+        isolation.parse_isolation(defaults.isolation, f"{field}[{names.ISOLATION}]")
     if defaults.frameworks:
-        frameworks.check(defaults.frameworks, f"{field}[{names.FRAMEWORKS}]")
+        frameworks.normalize_frameworks(defaults.frameworks, f"{field}[{names.FRAMEWORKS}]")
     if defaults.sm_percent:
-        isolation.check_percent(defaults.sm_percent, f"{field}[{names.SM_PERCENT}]")
+        isolation.parse_sm_percent(defaults.sm_percent, f"{field}[{names.SM_PERCENT}]")
 
 
 def takes_defaults(pod: PodUnderReview) -> bool:

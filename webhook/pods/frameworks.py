@@ -25,7 +25,7 @@ MOUNT: Final[Json] = {
 }
 
 
-def check(text: str, field: str = FIELD) -> str | None:
+def normalize_frameworks(text: str, field: str = FIELD) -> str | None:
     """The frameworks that the hook handles: None for none, `on` for all, or names separated by commas. Raises
     InvalidRequest.
     """
@@ -44,11 +44,12 @@ def check(text: str, field: str = FIELD) -> str | None:
 
 
 def read_hook(pod: PodUnderReview) -> str | None:
-    """The frameworks that the pod's hook handles, as `check` returns them; None if all its cards are whole, since those
-    need no hook. Raises InvalidRequest.
+    """The frameworks that the pod's hook handles, as `normalize_frameworks` returns them. Raises InvalidRequest.
+
+    None if all cards of the pod are whole, since those need no hook.
     """
     text = pod.annotations.get(names.FRAMEWORKS)
-    hook = check(text) if text is not None else None
+    hook = normalize_frameworks(text) if text is not None else None
     return hook if any(not card.whole for card in pod.cards.values()) else None
 
 

@@ -25,7 +25,7 @@ FIELD: Final = f"metadata.annotations[{names.ISOLATION}]"
 PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
 
 
-def check(text: str, field: str = FIELD) -> Isolation:
+def parse_isolation(text: str, field: str = FIELD) -> Isolation:
     """Parse a demand. Raises InvalidRequest."""
     try:
         return Isolation(text)
@@ -38,11 +38,11 @@ def check(text: str, field: str = FIELD) -> Isolation:
 def demand_of(annotations: Mapping[str, str]) -> Isolation:
     """What a pod that has passed `mutate` demands, from its annotations. Raises InvalidRequest."""
     text = annotations.get(names.ISOLATION)
-    return Isolation.NONE if text is None else check(text)
+    return Isolation.NONE if text is None else parse_isolation(text)
 
 
-def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
-    """Check the source of the percentage of the SMs. Raises InvalidRequest."""
+def parse_sm_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
+    """Parse the source of the percentage of the SMs. Raises InvalidRequest."""
     try:
         return SmPercent(text)
     except ValueError:
@@ -60,7 +60,7 @@ def min_isolation(pod_request: PodRequest, context: Context) -> Isolation:
         return Isolation.NONE
     field = f"namespace {context.namespace}: {FIELD}"
     text = context.defaults.isolation if context.defaults is not None else ""
-    return strongest(context.settings.isolation, check(text or Isolation.NONE, field))
+    return strongest(context.settings.isolation, parse_isolation(text or Isolation.NONE, field))
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
@@ -73,13 +73,13 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     annotations = pod.annotations
     percent = SmPercent(pod.defaults.sm_percent or context.settings.sm_percent)
     minimum = min_isolation(pod.request, context)
-    demand = check(annotations.get(names.ISOLATION, Isolation.ADVISORY))
+    demand = parse_isolation(annotations.get(names.ISOLATION, Isolation.ADVISORY))
     if demand.uses_mps:
         demand = strongest(_applicable(demand, pod.request, context.cluster.mps_scopes), minimum)
     pod.isolation = demand
     written = {names.ISOLATION: str(demand)}
     if names.SM_PERCENT in annotations:
-        check_percent(annotations[names.SM_PERCENT])
+        parse_sm_percent(annotations[names.SM_PERCENT])
     elif percent is SmPercent.MEMORY and demand.uses_mps:
         written[names.SM_PERCENT] = str(percent)
     if written.items() - annotations.items():

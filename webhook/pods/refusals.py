@@ -34,7 +34,7 @@ def changed_later_error(field: str, problem: str) -> InvalidRequest:
     return InvalidRequest(field, f"{problem}: a mutating webhook that runs after Cardwise's has changed it", _REMEDY)
 
 
-def count_removed(field: str) -> InvalidRequest:
+def removed_count_error(field: str) -> InvalidRequest:
     """The error about a split share without the number of its cards."""
     problem = (
         f"has {names.SHARE} without the variables that Cardwise writes with it, so the number of GPUs for the share "

@@ -18,7 +18,7 @@ from cardwise.core.values.decoded import Json
 from webhook.pods import isolation
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
-from webhook.pods.refusals import added_later_error, changed_later_error, count_removed
+from webhook.pods.refusals import added_later_error, changed_later_error, removed_count_error
 from webhook.templates.containers import amount_lists
 from webhook.templates.spellings import format_count
 
@@ -48,7 +48,7 @@ def mutate_splits(pod: PodUnderReview, context: Context) -> None:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
         is_written = str(limits.get(names.SHARE)) == "1" and names.GPU_MEM in limits and names.GPU_COUNT not in limits
         if is_written and not is_gpu_count_intact(container.spec.get("env") or []):
-            raise count_removed(f"{container.path}.env")
+            raise removed_count_error(f"{container.path}.env")
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:

@@ -270,7 +270,7 @@ def _validate_namespace(review: Review) -> Decision:
     sizes.check_object(review.object)
     namespace_defaults = namespaces.defaults_of(review.object)
     if namespace_defaults is not None:
-        defaults.check(namespace_defaults, str((review.object.get("metadata") or {}).get("name", review.name)))
+        defaults.check_defaults(namespace_defaults, str((review.object.get("metadata") or {}).get("name", review.name)))
     return Decision(warnings=advice.warn_namespace(review.object))
 
 

@@ -181,7 +181,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
         return _find_job_fault(component, status) if status.get("phase") == "Failed" else None
     if status.get("phase") in ("Succeeded", "Failed"):
         return None  # for example an evicted pod, which its controller has replaced
-    if not _is_ready(pod) and (state := _find_not_ready_state(facts, pod)):
+    if not _is_ready(pod) and (state := _find_not_ready_node_state(facts, pod)):
         # The check `nodes` reports a node with cards, so the component's pod needs no finding of its own.
         is_reported = component in _NODE_PARTS and pod["spec"]["nodeName"] in facts.card_nodes()
         return None if is_reported else _Fault(component, f"is not ready, because its node is {state}", "", "node")
@@ -202,7 +202,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     return _Fault(component, "is running but not ready", "", "readyz")
 
 
-def _find_not_ready_state(facts: Facts, pod: Json) -> str | None:
+def _find_not_ready_node_state(facts: Facts, pod: Json) -> str | None:
     """Return the state of the pod's node if its kubelet does not report or does not run pods; None otherwise."""
     name = (pod.get("spec") or {}).get("nodeName")
     node = next((node for node in facts.nodes if name and node["metadata"]["name"] == name), None)

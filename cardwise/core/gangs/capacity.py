@@ -194,7 +194,7 @@ class Capacities:
         self._limit_changes()
         self._set_cluster(ledger, loads)
 
-    def count_pods(self, shape: MemberShape, pace: Pace = lambda: None) -> int:
+    def count_fitting_pods(self, shape: MemberShape, pace: Pace = lambda: None) -> int:
         """An upper bound of the pods of the shape that fit on all nodes.
 
         pace: called before every `_COUNTED` nodes. If it raises, the next call continues the count.
@@ -211,8 +211,8 @@ class Capacities:
                 del shape_count.uncounted_nodes[node]
         return shape_count.total
 
-    def nodes(self, shape: MemberShape) -> ShapeCapacity:
-        """The nodes that `count_pods` has counted for this shape. The caller must not keep the object."""
+    def shape_capacity(self, shape: MemberShape) -> ShapeCapacity:
+        """The nodes that `count_fitting_pods` has counted for this shape. The caller must not keep the object."""
         shape_count = self._counts_by_shape.get(shape)
         return shape_count.vacant if shape_count is not None else ShapeCapacity()
 
@@ -279,13 +279,13 @@ def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _Card
         (card_request, ledger.kinds.allowed(card_request.resource_class)) for card_request in card_requests
     ]
 
-    def count_pods(state: NodeState) -> int:
+    def count_fitting_pods(state: NodeState) -> int:
         return min(
             (_count_for_request(card_request, allowed, state) for card_request, allowed in typed_requests),
             default=_UNLIMITED,
         )
 
-    return count_pods
+    return count_fitting_pods
 
 
 def _count_for_request(card_request: CardRequest, allowed: frozenset[int] | None, state: NodeState) -> int:

@@ -68,7 +68,7 @@ class TypedRequest(NamedTuple):
     typed: frozenset[int] | None
 
 
-class KindHeadroom(NamedTuple):
+class QuotaHeadroom(NamedTuple):
     """The remaining amounts of a quota entry, and the kinds of cards that the entry counts."""
 
     entry_headroom: Headroom
@@ -85,7 +85,7 @@ class SearchPlan(NamedTuple):
     """
 
     typed_requests: tuple[TypedRequest, ...]
-    headroom: Sequence[KindHeadroom]
+    headroom: Sequence[QuotaHeadroom]
     unlimited: tuple[TypedRequest, ...] | None
 
 
@@ -183,7 +183,7 @@ def make_search_plan(
                 typed,
             )
         )
-    limits = tuple([KindHeadroom(tight[i], kinds.covered_kinds(tight[i].entry)) for i in sorted(covered_entries)])
+    limits = tuple([QuotaHeadroom(tight[i], kinds.covered_kinds(tight[i].entry)) for i in sorted(covered_entries)])
     return SearchPlan(tuple(typed_requests), limits, unlimited)
 
 
@@ -210,8 +210,8 @@ def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:
 
 
 def headroom_after(
-    headroom: Sequence[KindHeadroom], node: NodeState, i: int, card_request: CardRequest
-) -> list[KindHeadroom] | None:
+    headroom: Sequence[QuotaHeadroom], node: NodeState, i: int, card_request: CardRequest
+) -> list[QuotaHeadroom] | None:
     """The headroom after the card request has taken this card; None if a quota does not allow it."""
     charge, kind = _charge(node, i, card_request), node.kinds[i]
     new_headroom = list(headroom)
@@ -219,7 +219,7 @@ def headroom_after(
         if kind in kinds:
             if not entry_headroom.has_room_for(charge):
                 return None
-            new_headroom[position] = KindHeadroom(entry_headroom.subtract(charge), kinds)
+            new_headroom[position] = QuotaHeadroom(entry_headroom.subtract(charge), kinds)
     return new_headroom
 
 
@@ -227,13 +227,13 @@ def headroom_after(
 
 
 # The score and positions of the cards for one card request, and the remaining headroom.
-Chosen = tuple[int, list[int], Sequence[KindHeadroom]]
+Chosen = tuple[int, list[int], Sequence[QuotaHeadroom]]
 
 
 def choose(
     node: NodeState,
     typed_request: TypedRequest,
-    headroom: Sequence[KindHeadroom],
+    headroom: Sequence[QuotaHeadroom],
     pick_card: PickCard,
     may_try: Callable[[], bool],
 ) -> Chosen | None:
@@ -279,7 +279,7 @@ def choices(
     node: NodeState,
     codes: Sequence[int],
     typed_request: TypedRequest,
-    headroom: Sequence[KindHeadroom],
+    headroom: Sequence[QuotaHeadroom],
     pick_card: PickCard,
     *,
     equivalence_key: Callable[[NodeState, int], object],
@@ -361,7 +361,7 @@ def admits(node: NodeState, i: int, card_request: CardRequest) -> bool:
     return node.mps.admits(i, card_request.untolerated, card_request.user)
 
 
-def depends_on_memory_only(card_request: CardRequest) -> bool:
+def is_refused_for_memory_first(card_request: CardRequest) -> bool:
     """Whether a node where no card has enough memory is always refused for that reason, whatever else is true of it."""
     return (
         card_request.cards == 1
@@ -381,7 +381,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         allowed_codes = [i for i, kind in enumerate(node.kinds) if kind in typed]
         if not allowed_codes:
             return Refusal.NO_SUCH_TYPE
-    elif depends_on_memory_only(card_request):
+    elif is_refused_for_memory_first(card_request):
         # The common cases of a full cluster; `MemoryIndex` decides the same for thousands of nodes at once.
         if node.largest < card_request.mem:
             return Refusal.CARD_TOO_SMALL
@@ -463,7 +463,7 @@ def servable_requests(
     ]
     of_type = [card_request for card_request, typed in typed_requests if typed is None or kind in typed]
     open_to = [card_request for card_request in of_type if admits(node, i, card_request)]
-    limits = [KindHeadroom(entry_headroom, kinds.covered_kinds(entry_headroom.entry)) for entry_headroom in headroom]
+    limits = [QuotaHeadroom(entry_headroom, kinds.covered_kinds(entry_headroom.entry)) for entry_headroom in headroom]
     may = [card_request for card_request in open_to if headroom_after(limits, node, i, card_request) is not None]
     if may:
         return may

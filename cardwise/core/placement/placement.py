@@ -326,7 +326,7 @@ class Scorer:
                 return searching.refusal_reason(node, plan, plan.typed_requests[0], self._pick_card, self._effort)
             return fitting.refusal(node, card_request, typed)
 
-        if is_limited or typed is not None or not fitting.depends_on_memory_only(card_request):
+        if is_limited or typed is not None or not fitting.is_refused_for_memory_first(card_request):
             return {name: refusal_of(name) for name in nodes}
         by_memory = ledger.memory_index()
         refusals = dict.fromkeys(nodes, Refusal.NO_MEMORY)

@@ -20,7 +20,7 @@ from cardwise.core.api.policies import PickCard
 from cardwise.core.placement.fitting import (
     CardRequest,
     Chosen,
-    KindHeadroom,
+    QuotaHeadroom,
     SearchPlan,
     TypedRequest,
     choices,
@@ -128,7 +128,7 @@ def refusal_reason(
 def _search(
     node: NodeState,
     typed_requests: Sequence[TypedRequest],
-    headroom: Sequence[KindHeadroom],
+    headroom: Sequence[QuotaHeadroom],
     pick_card: PickCard,
     effort: SearchEffort,
 ) -> _Choice | TypedRequest | None:
@@ -167,7 +167,7 @@ def _search(
 def _choose_first(
     node: NodeState,
     typed_request: TypedRequest,
-    headroom: Sequence[KindHeadroom],
+    headroom: Sequence[QuotaHeadroom],
     pick_card: PickCard,
     effort: SearchEffort,
 ) -> Chosen | None:
@@ -185,7 +185,7 @@ def _choose_first(
 def _unplaceable_request(
     node: NodeState,
     typed_requests: Sequence[TypedRequest],
-    headroom: Sequence[KindHeadroom],
+    headroom: Sequence[QuotaHeadroom],
     pick_card: PickCard,
     effort: SearchEffort,
 ) -> TypedRequest | None:
@@ -248,7 +248,7 @@ class _Backtracking:
         self._pick_card = pick_card
         self._may_try = effort.limit_tries()
 
-    def search(self, node: NodeState, headroom: Sequence[KindHeadroom], request_index: int = 0) -> _Choice | None:
+    def search(self, node: NodeState, headroom: Sequence[QuotaHeadroom], request_index: int = 0) -> _Choice | None:
         """The first choice that gives cards to all card requests from `request_index` on; None if there is none."""
         typed_request = self._typed_requests[request_index]
         if request_index + 1 == len(self._typed_requests):

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import CardRequest, KindHeadroom, SearchPlan, TypedRequest
+from cardwise.core.placement.fitting import CardRequest, QuotaHeadroom, SearchPlan, TypedRequest
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
@@ -123,7 +123,7 @@ class _ChosenCards(NamedTuple):
     costs: Mapping[int, int]
     used_bits: int
     whole_bits: int
-    headroom: Sequence[KindHeadroom]
+    headroom: Sequence[QuotaHeadroom]
 
 
 class _CardChoice:

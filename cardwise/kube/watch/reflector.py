@@ -19,7 +19,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, wire
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, Query
-from cardwise.kube.nesting import read_bounded, tolerate_depth
+from cardwise.kube.nesting import null_deep_values, tolerate_depth
 from cardwise.kube.recovery import Outage
 from cardwise.kube.watch.store import Diff, Store
 from cardwise.kube.watching import Watch
@@ -137,7 +137,7 @@ class Reflector(Generic[T]):
         self._client = client
         self._path = path
         self._query = dict(query or {})
-        self._project = read_bounded(project)
+        self._project = null_deep_values(project)
         self._identity_of = identity_of
         self._on_list_failed = on_list_failed
         self._handler = handler

@@ -318,18 +318,27 @@ class HttpResponse:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + (b"" if head_only else body)
 
 
-def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
-    """The application's response as bytes, and whether the connection ends after it.
+class Answer(NamedTuple):
+    """The response to a call as bytes, and whether the server closes the connection after it."""
+
+    response: bytes
+    closes_connection: bool
+
+
+def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> Answer:
+    """Call the application, and encode its response.
+
+    stopping: returns whether the server stops; then the connection is closed after the response.
 
     Raises the exceptions of `app`. After TakesLong the same call can be answered again.
     """
     if "%" in call.environ["PATH_INFO"]:
         path = call.environ["PATH_INFO"].encode("latin-1")
         call.environ["PATH_INFO"] = unquote_to_bytes(path).decode("latin-1")
-    answer = HttpResponse(last=call.last)
-    call.environ[CLOSE] = answer.force_close
+    response = HttpResponse(last=call.last)
+    call.environ[CLOSE] = response.force_close
     try:
-        parts = app(call.environ, answer.start_response)
+        parts = app(call.environ, response.start_response)
     except TakesLong as error:
         call.environ[LONG_OWNER] = error.owner
         call.environ["wsgi.input"].seek(0)
@@ -340,12 +349,12 @@ def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> t
         if (close := getattr(parts, "close", None)) is not None:
             close()
     if stopping():
-        answer.force_close()
-    return answer.encode(body, head_only=call.environ["REQUEST_METHOD"] == "HEAD"), answer.last
+        response.force_close()
+    return Answer(response.encode(body, head_only=call.environ["REQUEST_METHOD"] == "HEAD"), response.last)
 
 
 def refusal_response(status: HTTPStatus) -> bytes:
     """A response by the server itself. The connection is closed after it."""
-    answer = HttpResponse(last=True)
-    answer.start_response(f"{status.value} {status.phrase}", [])
-    return answer.encode(b"")
+    response = HttpResponse(last=True)
+    response.start_response(f"{status.value} {status.phrase}", [])
+    return response.encode(b"")

@@ -841,16 +841,18 @@ class HttpServer:
         call.environ[httpcalls.ARRIVED] = connection.arrived
         began = self._clock.now()
         try:
-            answer, connection.close_after = httpcalls.answer_call(self._app, call, lambda: not self._alive)
+            answer = httpcalls.answer_call(self._app, call, lambda: not self._alive)
         except httpcalls.TakesLong:
             connection.seconds += self._clock.now() - began
             return
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
             _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
-            answer, connection.close_after = httpcalls.refusal_response(HTTPStatus.INTERNAL_SERVER_ERROR), True
+            refusal = httpcalls.refusal_response(HTTPStatus.INTERNAL_SERVER_ERROR)
+            answer = httpcalls.Answer(refusal, closes_connection=True)
+        connection.close_after = answer.closes_connection
         connection.reader.call = None
         connection.seconds += self._clock.now() - began
-        connection.unsent = memoryview(answer)
+        connection.unsent = memoryview(answer.response)
         if not connection.send():
             connection.unsent, connection.close_after = memoryview(b""), True
 

@@ -22,7 +22,7 @@ from cardwise.runtime.tls import filesets
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFiles:
+class FilesWithVersion:
     """The stored files. `version` is opaque; None if nothing is stored yet."""
 
     files: Mapping[str, bytes]
@@ -32,7 +32,7 @@ class StoredFiles:
 class CertStore(Protocol):
     """A store. `load` and `save` raise OSError or KubeError if the store is not available."""
 
-    def load(self) -> StoredFiles: ...
+    def load(self) -> FilesWithVersion: ...
 
     def save(self, files: Mapping[str, bytes], version: str | None) -> bool:
         """Replace all files. Returns False, without a change, if the store is no longer at `version`."""
@@ -47,9 +47,9 @@ class DirStore:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def load(self) -> StoredFiles:
+    def load(self) -> FilesWithVersion:
         files = filesets.read_files(self._path)
-        return StoredFiles(files, _digest(files) if files else None)
+        return FilesWithVersion(files, _digest(files) if files else None)
 
     def save(self, files: Mapping[str, bytes], version: str | None) -> bool:
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -78,18 +78,18 @@ class SecretStore:
         self._name = name
         self._labels = dict(labels or {"app.kubernetes.io/managed-by": "cardwise"})
 
-    def load(self) -> StoredFiles:
+    def load(self) -> FilesWithVersion:
         try:
             secret = self._client.get(paths.secrets(self._namespace, self._name))
         except errors.NotFound:
-            return StoredFiles({}, None)
+            return FilesWithVersion({}, None)
         files = {}
         for name, encoded in (secret.get("data") or {}).items():
             try:
                 files[name] = base64.b64decode(encoded)
             except (binascii.Error, TypeError, ValueError):
                 continue  # a damaged entry: rotation recreates the file
-        return StoredFiles(files, str(secret["metadata"]["resourceVersion"]))
+        return FilesWithVersion(files, str(secret["metadata"]["resourceVersion"]))
 
     def save(self, files: Mapping[str, bytes], version: str | None) -> bool:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}

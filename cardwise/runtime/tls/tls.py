@@ -20,7 +20,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
 from cardwise.runtime.loops import Loop
 from cardwise.runtime.tls import filesets, rotation
-from cardwise.runtime.tls.certstore import CertStore, DirStore, SecretStore, StoredFiles
+from cardwise.runtime.tls.certstore import CertStore, DirStore, FilesWithVersion, SecretStore
 from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 
 __all__ = [
@@ -29,10 +29,10 @@ __all__ = [
     "CertificateChecks",
     "DirStore",
     "ExternalCertificates",
+    "FilesWithVersion",
     "Lifetimes",
     "Rotator",
     "SecretStore",
-    "StoredFiles",
     "UnusableCertificates",
     "server_hosts",
 ]

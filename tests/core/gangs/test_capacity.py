@@ -36,7 +36,7 @@ def shape_of(card_requests):
 @pytest.mark.parametrize("card_requests", [1, 8, 200])
 def test_few_nodes_are_counted_between_two_calls_of_the_pace(card_requests):
     loads, calls = Loads(), []
-    Capacities(ledger_with_free(**{name: [P100, P100] for name in NODES}), loads).count_pods(
+    Capacities(ledger_with_free(**{name: [P100, P100] for name in NODES}), loads).count_fitting_pods(
         shape_of(card_requests), lambda: calls.append(len(loads.counted))
     )
     parts = [later - earlier for earlier, later in zip(calls, [*calls[1:], len(NODES)], strict=True)]
@@ -53,8 +53,8 @@ def test_a_count_that_its_pace_ends_is_continued():
             raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        capacities.count_pods(shape, pace)
-    assert capacities.count_pods(shape) > 0
+        capacities.count_fitting_pods(shape, pace)
+    assert capacities.count_fitting_pods(shape) > 0
     assert loads.counted == NODES, "each once"
 
 
@@ -63,12 +63,12 @@ def test_changes_are_limited_also_while_nothing_is_counted(monkeypatch):
     monkeypatch.setattr(capacity, "_MAX_CHANGES", 700)
     ledger, loads = ledger_with_free(**{name: [P100, P100] for name in NODES}), Loads()
     capacities, shape = Capacities(ledger.snapshot(), loads.snapshot()), shape_of(1)
-    before = capacities.count_pods(shape)
+    before = capacities.count_fitting_pods(shape)
     for i in range(5):
         for name in NODES:
             loads.set_node(name, NodeRecord(Load(1 if i == 4 else 60_000 + i, 1 << 40, 100)), 0.0)
         capacities.move_to(ledger.snapshot(), loads.snapshot())
         assert len(capacities._changes) <= 700
         if i == 1:
-            capacities.count_pods(shape)
-    assert capacities.count_pods(shape) == len(NODES) < before
+            capacities.count_fitting_pods(shape)
+    assert capacities.count_fitting_pods(shape) == len(NODES) < before

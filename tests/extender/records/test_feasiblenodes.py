@@ -22,7 +22,7 @@ def search(nodes: FeasibleNodes, key: bytes, meanwhile: Callable[[], object] = l
     open_nodes = nodes.open_nodes()
     feasible = feasiblenodes.search(key, open_nodes, lambda: None)
     meanwhile()
-    return nodes.update(key, open_nodes, feasible)
+    return nodes.record_search(key, open_nodes, feasible)
 
 
 def test_feasible_nodes_that_are_remembered_follow_changes_of_nodes():

@@ -13,7 +13,7 @@ or fragmentation is measured.
     workload       the frequency of each kind of pod
     shapes         a pod's request as plain numbers
     candidates     where a shape fits, and which cards it could take
-    nodetable      all nodes as arrays; `cardtable`: which card serves which shape
+    nodetable      all nodes as arrays; `cardarrays`: which card serves which shape
     nodefeatures   numbers that policies compute for each node, cached until the node changes
     rows           scores of nodes for each shape, cached until the node changes
 """

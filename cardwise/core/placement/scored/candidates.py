@@ -6,7 +6,7 @@ import numpy as np
 
 from cardwise.core.api.mpsprofile import MIXED, NO_USER
 from cardwise.core.placement.mpstaints import ANY, FREE
-from cardwise.core.placement.scored.cardtable import CardArrays
+from cardwise.core.placement.scored.cardarrays import CardArrays
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.shapes import Shape
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.cardtable import CardTable, card_chunks
+from cardwise.core.placement.scored.cardarrays import RequestArrays, card_chunks
 from cardwise.core.placement.scored.nodetable import Floats, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
@@ -29,7 +29,7 @@ class FragmentMeasure:
     def __init__(self, workload: Sequence[WeightedShape]) -> None:
         typical = [weighted for weighted in _typical_shapes(workload) if weighted.shape.request_size.cards]
         shapes, shape_indexes = distinct_by_cards(typical)
-        self._cards = CardTable(shapes)
+        self._requests = RequestArrays(shapes)
         # By free cpu of a node (a row for each different cpu request) and by shape: the total weight of the requests
         # for which this cpu is enough.
         cpus = np.array(sorted({weighted.shape.request_size.cpu for weighted in typical}), np.float64)
@@ -43,8 +43,8 @@ class FragmentMeasure:
         weights = self._weights[np.searchsorted(self._cpus, nodes.cpu, side="right")]
         useful_by_card, start = [], 0
         for cards in card_chunks(nodes):
-            served = self._cards.serves(cards)
-            heavy = weights[start : start + len(served)] * (served.sum(axis=1) >= self._cards.cards)
+            served = self._requests.can_serve(cards)
+            heavy = weights[start : start + len(served)] * (served.sum(axis=1) >= self._requests.cards)
             useful_by_card.append(cards.free * np.einsum("nga,na->ng", served, heavy))
             start += len(served)
         return np.concatenate(useful_by_card)

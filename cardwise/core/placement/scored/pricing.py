@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from cardwise.core.placement.scored.candidates import Candidates, candidates, cards_after, chosen_cards
-from cardwise.core.placement.scored.cardtable import EXACT, CardTable, card_chunks
+from cardwise.core.placement.scored.cardarrays import EXACT, RequestArrays, card_chunks
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.kindprices import KindPrices
 from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
@@ -55,7 +55,7 @@ class Pricing:
             :_MAX_SHAPES
         ]
         shapes, self._shape_indexes = distinct_by_cards(workload)
-        self._cards = CardTable(shapes)
+        self._requests = RequestArrays(shapes)
         self.width = len(shapes)
         request_sizes = [weighted.shape.request_size for weighted in workload]
         self._cpu, self._memory = (
@@ -73,7 +73,7 @@ class Pricing:
 
     def node_features(self, nodes: NodeArrays) -> Floats:
         """By line and shape of the workload, how many pods of the shape fit on the cards, card by card."""
-        return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in card_chunks(nodes)])
+        return np.concatenate([self._requests.count_fitting_pods(part).sum(axis=1) for part in card_chunks(nodes)])
 
     def remaining_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """The value of each line: the capacity for the workload's requests, in cards."""
@@ -106,10 +106,11 @@ class Pricing:
             line, card = ways.line, ways.card
             cost = np.zeros(len(line)) if request_size.whole else self._remainder_costs(nodes, ways)
             if request_size.whole or self._pods_leave:
-                features = features[line] - self._cards.count_pods(ways.before) + self._cards.count_pods(ways.after)
+                count_pods = self._requests.count_fitting_pods
+                features = features[line] - count_pods(ways.before) + count_pods(ways.after)
         elif request_size.cards:
             chosen = chosen_cards(nodes, shape, usable_cards)
-            features = self._cards.count_pods(cards_after(nodes, shape, chosen)).sum(axis=1)
+            features = self._requests.count_fitting_pods(cards_after(nodes, shape, chosen)).sum(axis=1)
         if request_size.whole or request_size.cards != 1 or self._pods_leave:
             values_after = self.remaining_values(
                 features, nodes.cpu[line] - request_size.cpu, nodes.memory[line] - request_size.memory
@@ -147,7 +148,7 @@ class Pricing:
 
     def _capacities(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """By line and request of the workload, how many pods of the request the node could take."""
-        copies = np.floor(features / self._cards.cards + EXACT)[:, self._shape_indexes]
+        copies = np.floor(features / self._requests.cards + EXACT)[:, self._shape_indexes]
         self._cpu.limit_copies(copies, cpu)
         self._memory.limit_copies(copies, memory)
         return copies

@@ -1,4 +1,4 @@
-"""Cards and shapes: which card may serve which shape, and how many pods of the shape fit on it."""
+"""Cards and card requests as arrays: which card may serve which shape, and how many pods of the shape fit on it."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -23,8 +23,8 @@ class CardArrays(NamedTuple):
     kind: NDArray[np.int64]
 
 
-class CardTable:
-    """The requests of several shapes as arrays.
+class RequestArrays:
+    """The card requests of several shapes, as arrays.
 
     shapes: shapes that differ in the cards that they request, each at least one card.
     """
@@ -49,7 +49,7 @@ class CardTable:
     def __len__(self) -> int:
         return len(self.cards)
 
-    def serves(self, cards: CardArrays) -> Bools:
+    def can_serve(self, cards: CardArrays) -> Bools:
         """By card and shape, whether the card may be one of the shape's cards."""
         served = cards.free[..., None] >= self._mem
         if self._some_core:
@@ -60,7 +60,7 @@ class CardTable:
             served &= self._allowed[_places(cards.kind, self._allowed)]
         return served
 
-    def count_pods(self, cards: CardArrays) -> Floats:
+    def count_fitting_pods(self, cards: CardArrays) -> Floats:
         """By card and shape, how many pods of the shape fit on the card."""
         counts = np.floor(cards.free[..., None] * self._per_mem + EXACT)
         if self._some_core:

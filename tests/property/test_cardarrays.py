@@ -10,7 +10,7 @@ from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
-from cardwise.core.placement.scored.cardtable import CardArrays, CardTable
+from cardwise.core.placement.scored.cardarrays import CardArrays, RequestArrays
 from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.shapes import Shape, make_request_size
 from tests.examples import examples
@@ -57,9 +57,9 @@ def test_a_card_serves_a_shape_if_a_pod_can_be_placed_there(requests, held):
     shapes = [
         Shape(make_request_size(pod_request, fitting.card_requests(pod_request), LOAD)) for pod_request in requests
     ]
-    lines, table = nodes.lines, CardTable(shapes)
+    lines, table = nodes.lines, RequestArrays(shapes)
     at = list(nodes.slots.values())
     cards = CardArrays(lines.free[at, 0], lines.core[at, 0], lines.empty[at, 0], lines.kind[at, 0])
     wanted = [[times(filled(held), name, pod_request) for pod_request in requests] for name in nodes.slots]
-    assert table.count_pods(cards).tolist() == wanted
-    assert table.serves(cards).tolist() == [[count > 0 for count in row] for row in wanted]
+    assert table.count_fitting_pods(cards).tolist() == wanted
+    assert table.can_serve(cards).tolist() == [[count > 0 for count in row] for row in wanted]
