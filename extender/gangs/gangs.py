@@ -458,10 +458,10 @@ class Gangs:
     def _plan_in_call(self, gang: Gang) -> None:
         """Plan the gang in a filter call, after the gangs that come before it.
 
-        kube-scheduler is serial: during the call all other pods wait, also pods that request no GPU. And there is a
-        call for each member. So a call plans only if the gang may fit, and only for `_CALL_SECONDS`. After a call whose
-        plan failed, calls do not plan for ten times as long as this plan took. During that time `plan_waiting` plans in
-        the background, and requeues the members once there is a plan.
+        kube-scheduler places one pod after another, so all other pods wait for this call, even pods without a GPU. Each
+        member of the gang causes a call. So a call plans only if the gang may fit, and for at most `_CALL_SECONDS`.
+        After a call whose plan failed, no call plans for ten times the duration of that plan. Meanwhile `plan_waiting`
+        plans in the background; once it has a plan, it requeues the members.
         """
         with self._lock:
             now = self._clock.now()

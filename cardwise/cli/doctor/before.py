@@ -214,7 +214,7 @@ def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
         taints = sorted(unusual_taints)
         listing = wording.enumerate_first(taints, _MAX_LISTED)
         text = f"nodes with GPUs have taints that pods with a share do not tolerate: {listing}"
-        remedy = "add the taints that keep pods without GPUs away, but not those that reserve nodes for a team"
+        remedy = "let pods with a share tolerate them, except taints that reserve nodes for a team"
         setting = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *taints])}}}"
         yield Finding("taints", Severity.NOTE, text, f"{remedy}: {setting}")
 

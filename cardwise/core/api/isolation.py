@@ -20,7 +20,7 @@ _SERVED_BY_MPS = (MpsState.READY, MpsState.STARTING, MpsState.FAULT, MpsState.DR
 NO_MANAGER: Final = "no MPS manager runs on the node (mps.enabled of the chart)"
 MPS_OFF: Final = "MPS is off on this GPU, because a pod without MPS or a whole GPU uses it"
 NO_CDI: Final = "limits by the driver need CDI"
-UNVERIFIED: Final = "the driver sets the limit; nobody has seen it refuse memory yet"
+UNVERIFIED: Final = "the driver sets the limit, but no test has shown yet that it refuses more memory"
 
 
 class MemoryTier(StrEnum):
