@@ -10,10 +10,10 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cardwise.clock import Clock
-from cardwise.core.api import gpunodes
+from cardwise.core.api import gpunodes, mps
 from cardwise.gpus.protocol import IN_MIG_MODE, GpuCard
 from mps.host import drivers
 from mps.host.processes import ControlDaemon, Host
@@ -28,7 +28,7 @@ class Cause(StrEnum):
     DRIVER = "driver"  # the driver is too old
     MIG = "mig"  # the card is in MIG mode
     PLUGIN = "plugin"  # NVIDIA's device plugin serves the node
-    DAEMON = "daemon"  # an MPS daemon that is not Cardwise's serves the card
+    DAEMON = "daemon"  # an MPS daemon serves the card that this manager has not started
     PODS = "pods"  # MPS can run again, and pods that started without it have not ended yet
 
 
@@ -99,7 +99,7 @@ class Availability:
             return Obstacle(Cause.DRIVER, reason)
         for daemon in self._other_daemons:
             if any(_serves(daemon.environment, card) for card in cards):
-                return Obstacle(Cause.DAEMON, _describe_other_daemon(daemon))
+                return Obstacle(Cause.DAEMON, _describe_other_daemon(daemon, self._root))
         return None
 
 
@@ -111,12 +111,29 @@ def _describe_missing_control(control: Path) -> str:
     )
 
 
-def _describe_other_daemon(daemon: ControlDaemon) -> str:
+def _describe_other_daemon(daemon: ControlDaemon, root: Path) -> str:
+    end_it = f"echo quit | CUDA_MPS_PIPE_DIRECTORY={daemon.pipe} nvidia-cuda-mps-control"
+    process = f"process {daemon.pid}, folder {daemon.pipe}"
+    if other_root := _root_of_cardwise(daemon.environment):
+        return (
+            f"an MPS daemon of another MPS manager of Cardwise, with --mps-root {other_root}, serves the GPU "
+            f"({process}): set nodes.mpsRoot (--mps-root), which is {root}, to {other_root} again, or end the daemon "
+            f"when its pods have ended ({end_it})"
+        )
     return (
-        f"an MPS daemon that is not Cardwise's serves the GPU (process {daemon.pid}, folder {daemon.pipe}): end it "
-        f"(echo quit | CUDA_MPS_PIPE_DIRECTORY={daemon.pipe} nvidia-cuda-mps-control), or leave the GPU to it by "
-        "nodes.gpus (--gpus)"
+        f"an MPS daemon that is not Cardwise's serves the GPU ({process}): end it ({end_it}), or leave the GPU to it "
+        "by nodes.gpus (--gpus)"
     )
+
+
+def _root_of_cardwise(environment: Mapping[str, str]) -> str:
+    """The --mps-root of the MPS manager that started a daemon with this environment; "" if none did."""
+    pipe = PurePosixPath(environment.get(mps.PIPE_ENV, ""))
+    folder = pipe.parent
+    uuids = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    has_our_name = folder.name in {mps.NODE, *map(mps.folder_name, uuids)}
+    has_our_files = pipe.name == mps.PIPE and environment.get(mps.LOG_ENV) == str(folder / mps.LOG)
+    return str(folder.parent) if has_our_name and has_our_files else ""
 
 
 def _serves(environment: Mapping[str, str], card: GpuCard) -> bool:

@@ -261,6 +261,32 @@ def test_a_hosts_daemon_keeps_its_cards(pair, environment, served):
         pair.wait_ready(index)
 
 
+@pytest.mark.parametrize("name", [mps.folder_name(uuid_of(0)), mps.NODE], ids=["card", "node"])
+def test_a_daemon_of_another_root_is_cardwises(node, name):
+    """As after an upgrade that changes nodes.mpsRoot while pods keep their daemons."""
+    home = f"/run/former/{name}"
+    environment = {mps.PIPE_ENV: f"{home}/pipe", mps.LOG_ENV: f"{home}/log", "CUDA_VISIBLE_DEVICES": uuid_of(0)}
+    daemon = node.host.add(CONTROL, environment)
+    node.start()
+    until_state(node, UNAVAILABLE)
+    reason = node.published_status(0)["reason"]
+    assert f"of another MPS manager of Cardwise, with --mps-root /run/former, serves the GPU (process {daemon.pid}" in (
+        reason
+    )
+    assert f"which is {node.root}, to /run/former again, or end the daemon" in reason
+    assert "not Cardwise's" not in reason
+    daemon.kill()
+    node.wait_ready()
+
+
+def test_a_daemon_with_other_folders_is_not_cardwises(node):
+    environment = {mps.PIPE_ENV: "/mps/nvidia.com/gpu/pipe", mps.LOG_ENV: "/mps/nvidia.com/gpu/log"}
+    node.host.add(CONTROL, environment)
+    node.start()
+    until_state(node, UNAVAILABLE)
+    assert "an MPS daemon that is not Cardwise's serves the GPU" in node.published_status(0)["reason"]
+
+
 def test_a_tenants_process_of_that_name_keeps_nobody_from_mps(node):
     node.host.add(CONTROL, {mps.PIPE_ENV: "/tmp/nvidia-mps"}, CgroupMembership("uid-tenant", "c" * 64))
     node.start()
