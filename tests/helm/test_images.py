@@ -2,15 +2,20 @@
 
 import os
 import re
+import shutil
+import socket
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from cardwise.core.api import shareagent
 from release import agentroot
+from tests.cluster.processes import wait_for
 from tests.helm.rendering import ALL, Render
 from tests.helm.test_workloads import workloads
+from tests.mps.agent.pods import assignment, share
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,9 +103,38 @@ def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
     assert completed.stdout.startswith("Usage: cardwise-agent")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot is root's")
+def test_the_agent_in_its_image_uses_less_than_16_mib(agent: Path) -> None:
+    folder = agent / "tmp" / "pod"
+    folder.mkdir()
+    env = {
+        "PATH": "/usr/local/bin",
+        shareagent.ASSIGNMENT_ENV: assignment(c0=[share()]),
+        shareagent.WAIT_ENV: "Ready",
+        shareagent.FOLDER_ENV: "/tmp/pod",
+    }
+    command = [shutil.which("chroot") or "chroot", agent, "cardwise-agent"]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            assert "does not serve" in process.stderr.readline(), "it has checked the card, which needs a hash"
+            assert wait_for((folder / shareagent.SOCKET).exists)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+                client.settimeout(10.0)
+                client.connect(str(folder / shareagent.SOCKET))
+                client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+                assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        finally:
+            process.kill()
+            shutil.rmtree(folder)
+    (peak_kib,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    assert int(peak_kib) < 16 * 1024
+
+
 def test_the_agent_s_image_is_small_and_has_nothing_to_break_out_with(agent: Path) -> None:
     files = [path for path in agent.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert sum(path.stat().st_size for path in files) < 30 << 20
+    assert sum(path.stat().st_size for path in files) < 25_000_000
     assert {path.name for path in (agent / "usr/local/bin").iterdir()} == {"python3", "cardwise-agent"}
     assert not {"bin", "sbin", "root"} & {path.name for path in agent.iterdir()}
     words = ("grpc", "kubernetes", "flask", "ssl", "webhook", "extender", "deviceplugin")

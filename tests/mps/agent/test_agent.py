@@ -17,7 +17,7 @@ from tests.mps.agent.pods import AGENT, ONE, SECONDS, TWO, Card, Pod, assignment
 
 # No program of ours may bring these: each pod would pay for them.
 HEAVY = {"structlog", "click", "pydantic", "prometheus_client", "msgspec", "yaml", "kubernetes", "http", "email", "ssl"}
-HEAVY |= {"asyncio", "logging", "argparse", "subprocess", "_hashlib"}
+HEAVY |= {"asyncio", "logging", "argparse", "subprocess", "datetime", "_hashlib"}
 
 
 def test_the_pod_is_held_back_until_its_card_answers(pod, card):
