@@ -131,7 +131,7 @@ def test_a_namespace_that_the_chart_makes_admits_the_parts_on_nodes(render: Rend
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/admin.md", "helm/cardwise/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md", "helm/cardwise/README.md"])
 def test_who_installs_by_the_documents_labels_the_namespace_first(page: str) -> None:
     label = "kubectl label namespace cardwise-system pod-security.kubernetes.io/enforce=privileged"
     before, install, after = (CHART.parents[1] / page).read_text().partition("\nhelm install cardwise ")
@@ -142,8 +142,8 @@ def test_who_installs_by_the_documents_labels_the_namespace_first(page: str) -> 
 
 def test_who_applies_what_is_rendered_applies_no_hook_and_may_do_so_again(helm: str) -> None:
     """kubectl knows no hooks: it would run those of a deletion at once, and cannot change a Job for another image."""
-    admin = (CHART.parents[1] / "docs" / "admin.md").read_text()
-    (command,) = re.findall(r"^(helm template .*) \| kubectl apply --server-side -f -$", admin, re.MULTILINE)
+    page = (CHART.parents[1] / "docs" / "install.md").read_text()
+    (command,) = re.findall(r"^(helm template .*) \| kubectl apply --server-side -f -$", page, re.MULTILINE)
     assert "`helm template --no-hooks | kubectl apply`" in (CHART / "values.yaml").read_text().replace("\n  # ", " ")
 
     def rendered(tag: str) -> dict[tuple[str, str, str], Json]:

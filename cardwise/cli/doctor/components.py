@@ -201,7 +201,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     ]
     ports = {"https", *(port["containerPort"] for port in https_ports)}
     labels = (template.get("metadata") or {}).get("labels") or {}
-    remedy = "set webhook.clientCA of the chart (docs/admin.md, Only the API server asks the webhook)"
+    remedy = "set webhook.clientCA of the chart (docs/install.md#only-the-api-server-asks-the-webhook)"
     if spec.get("hostNetwork"):
         reason = "it uses the nodes' network, to which no NetworkPolicy applies"
     elif _restrict_callers(facts.networkpolicies, labels, ports):

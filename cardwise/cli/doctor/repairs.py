@@ -23,7 +23,7 @@ def suggest_installation(facts: Facts) -> str:
     """Return the command that shows how to install the chart in this cluster."""
     namespace_option = "" if facts.cardwise_namespace == names.NAMESPACE else " --cardwise-namespace {namespace}"
     propose = command("cardwise doctor --before-install" + namespace_option, namespace=facts.cardwise_namespace)
-    return f"install the chart; {propose} prints the command (docs/admin.md#install)"
+    return f"install the chart; {propose} prints the command (docs/install.md)"
 
 
 def upgrade_command(facts: Facts, **settings: str) -> str:
@@ -52,7 +52,7 @@ def suggest_scheduler_configuration(facts: Facts) -> str:
         change = upgrade_command(facts, scheduler_mode="kubeadm")
     else:
         change = upgrade_command(facts, scheduler_mode="own", scheduler_image=scheduler_image(facts))
-    return f"let the chart do it: {change} (by hand: docs/admin.md#kube-scheduler)"
+    return f"let the chart do it: {change} (by hand: docs/install.md#kube-scheduler)"
 
 
 def suggest_certificate_renewal(facts: Facts) -> str:

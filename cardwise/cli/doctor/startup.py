@@ -294,7 +294,7 @@ def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
     if "no runtime for" in reason or "RuntimeHandler" in reason:
         return (
             "the node's container runtime has no handler for nodes.runtimeClass: install NVIDIA's container "
-            "toolkit there (docs/admin.md#nvidias-container-toolkit)"
+            "toolkit there (docs/container-toolkit.md)"
         )
     if "FailedMount" in reason and "hostPath" in reason:
         return "set the folder as it is on that node: nodes.kubeletDir, nodes.criSocket of the chart"
@@ -338,5 +338,5 @@ def _driver_remedy(facts: Facts, pod: Json) -> str:
         return "install NVIDIA's driver on that node (nvidia-smi has to work there), or remove the node's GPU label"
     return (
         "its containers cannot access NVIDIA's driver: install the driver and NVIDIA's container toolkit on that node, "
-        "and set nodes.runtimeClass where NVIDIA's runtime is not the default (docs/admin.md#nvidias-container-toolkit)"
+        "and set nodes.runtimeClass where NVIDIA's runtime is not the default (docs/container-toolkit.md)"
     )

@@ -252,7 +252,7 @@ def test_a_crash_is_told_between_restarts_too_and_not_when_it_is_over(sound):
             waiting("deviceplugin", "ContainerCreating", ""),
             [("FailedCreatePodSandBox", 'failed to get sandbox runtime: no runtime for "nvidia" is configured')],
             'does not start: FailedCreatePodSandBox: failed to get sandbox runtime: no runtime for "nvidia"',
-            "docs/admin.md#nvidias-container-toolkit",
+            "docs/container-toolkit.md",
         ),
         (
             waiting("deviceplugin", "ContainerCreating", ""),

@@ -87,7 +87,7 @@ def test_without_mps_the_cards_that_an_installation_with_it_left_open_take_pods(
 def test_what_is_rendered_without_hooks_is_applied_and_applied_again_with_another_image(
     cluster: Cluster, space: Space
 ) -> None:
-    """As docs/admin.md says; kubectl would run the hooks of an uninstallation at once."""
+    """As docs/install.md says; kubectl would run the hooks of an uninstallation at once."""
     cluster.chart.helm("uninstall", "cardwise", *WAITS)
     cluster.node("n1").tag_image(f"{partsimage.NAME}:{partsimage.TAG}", f"{partsimage.NAME}:second")
     flags = [

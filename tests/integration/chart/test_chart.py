@@ -574,7 +574,7 @@ def test_uninstalling_under_load_leaves_running_pods_and_nothing_else(cluster: C
     space.wait(lambda: remaining() == ["configmap/kube-root-ca.crt"], "nothing is left in the namespace")
     assert cards(cluster) == []
     assert cluster.kubectl("get", "podgroups.cardwise.dev", "-A", "-o", "name") == "", "the gang's was automatic"
-    # What it takes away by a Job can be taken away by hand, as docs/admin.md says.
+    # What it takes away by a Job can be taken away by hand, as docs/upgrade.md says.
     cluster.api.create(paths.extendedresources(), card | {"metadata": {"name": card["metadata"]["name"]}})
     job = str(cluster.chart.cleanup())
     cluster.kubectl("delete", "-f", job, "--ignore-not-found")
