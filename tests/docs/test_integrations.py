@@ -129,7 +129,7 @@ def test_shares_of_jupyterhub_are_amounts_that_a_pod_may_ask_for() -> None:
 def test_a_driver_upgrade_by_the_operator_drains_pods_with_a_share() -> None:
     """By default it evicts only pods that ask for nvidia.com/gpu or MIG, and stops at an emptyDir, as the agent's."""
     blocks_of_page = [
-        yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", _page("gpu-operator"), re.DOTALL)
+        yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", _page("driver-upgrades"), re.DOTALL)
     ]
     (policy,) = [block["driver"]["upgradePolicy"] for block in blocks_of_page if "driver" in block]
     assert policy["drain"]["enable"] is policy["drain"]["deleteEmptyDir"] is True
