@@ -54,6 +54,9 @@ WORKLOADS: dict[str, tuple[dict[str, int | str], int]] = {
 }
 OFTEN = ("extender", "deviceplugin-n1", "deviceplugin-n2", "kubelet-n1", "kubelet-n2")
 ONCE = ("kube-scheduler", "webhook")
+# Seconds until every Deployment is ready. The ReplicaSet controller waits up to 300 s for events that it expects.
+# After creations that failed while the webhook was killed, it was seen to do nothing for that long.
+READY = 420.0
 SILENCE = 1.5  # seconds without the events that a step waits for
 FROZEN = (*OFTEN, *(f"{versions.runtime()}-{name}" for name in ("n1", "n2")))
 
@@ -219,7 +222,7 @@ def settle(space: Space, keep: Callable[[], None]) -> float:
         return _ready(space)
 
     try:
-        space.wait(ready, "every Deployment is ready")
+        space.wait(ready, "every Deployment is ready", READY)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{_replica_sets(space)}") from None
     print(f"ready after {time.monotonic() - began:.1f} s")
