@@ -71,7 +71,7 @@ docs: env ## the documents as a site in docs/_build, warnings as errors
 
 .PHONY: pictures
 pictures: env ## draw the pictures of the documents from their texts, and record `cardwise top` (half a minute)
-	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/python -m docs.pictures.draw
 	$(BIN)/python -m docs.pictures.record
 
 # In what order a set of names is gone through is a part of what a history of the black box does: fixed, so that what is

@@ -153,7 +153,7 @@ def test_the_readme_says_which_pods_without_gpu_cardwise_can_refuse():
     assert "gangs" in line
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/upgrade.md", "docs/reference/extender.md"])
+@pytest.mark.parametrize("page", ["docs/upgrade.md", "docs/reference/extender.md"])
 def test_who_uninstalls_is_told_of_the_pods_that_stay_gated(page):
     """Nothing takes a gang's gate away once the extender is gone; before, the webhook gates what controllers make."""
     command = f"kubectl delete pods -A -l {names.GANG} --field-selector=spec.nodeName=,status.phase=Pending"

@@ -12,7 +12,7 @@ from docs.pictures import draw
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")),
-    *(ROOT / name for name in ("tests/README.md", "tests/cluster/README.md")),
+    *(ROOT / name for name in ("examples/README.md", "tests/README.md", "tests/cluster/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 # Records of decisions name files as they were called then.
@@ -67,7 +67,7 @@ def test_every_test_that_a_page_names_exists(page):
 
 
 def test_every_name_behind_a_file_is_in_it():
-    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Where is what")[2].partition("\n## ")[0]
+    table = (ROOT / "docs" / "code-map.md").read_text()
     rows = re.findall(r"\]\(\.\./([\w/.]+)\)((?:,? ?`[\w.]+`)*)", table)
     assert len(rows) > 30
     for path, names in rows:
@@ -90,6 +90,16 @@ def test_the_sign_of_a_room_says_what_comes_in_and_what_goes_out(sign):
     text = re.sub(r"\s+", " ", docstring)
     assert re.search(r"Input(, [^:]*)?: ", text)
     assert re.search(r"Output(, [^:]*)?: ", text)
+
+
+@pytest.mark.parametrize("folder", ["examples", "docs/howto"])
+def test_the_index_of_a_folder_names_each_file(folder):
+    base = ROOT / folder
+    files = {
+        str(path.relative_to(base)) for path in base.rglob("*") if path.suffix in (".yaml", ".md") and path.is_file()
+    }
+    named = set(re.findall(r"\]\(([\w/.-]+)\)", (base / "README.md").read_text()))
+    assert files - named == {"README.md"}
 
 
 def test_workflows_call_targets_that_there_are():
