@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import generated
 from docs.pictures import draw
 
 ROOT = Path(__file__).parents[2]
@@ -35,12 +36,19 @@ def package(part: str) -> Path | None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_of_the_repository(page):
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
-    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+    lost = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert [link for link in lost if not is_generated((page.parent / link).resolve())] == []
+
+
+def is_generated(page: Path) -> bool:
+    """Whether `make docs` writes the page; git does not have it."""
+    return page.parent == ROOT / "docs" / "reference" / "generated" and page.stem in generated.PAGES
 
 
 def anchors(page: Path) -> set[str]:
     """Of the headings of the page, as GitHub makes them."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = generated.PAGES[page.stem]() if is_generated(page.resolve()) else page.read_text()
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     titles = [re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
     return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
