@@ -374,7 +374,7 @@ class MpsManager:
         return any(
             container.runtime_id in running_containers
             for pod in self.pods.list_pods()
-            if not pod.without_mps
+            if not pod.runs_without_mps(self._settings.scope)
             for container in pod.containers
             if any(
                 share.resolve_uuid(uuid_by_index) in unit.uuids
@@ -504,7 +504,7 @@ class MpsManager:
         )
 
     def _demands_by_card(self) -> dict[str, CardDemand]:
-        return compute_demands(self.pods.list_pods(), self._served_cards())
+        return compute_demands(self.pods.list_pods(), self._served_cards(), self._settings.scope)
 
     def _may_stop(self, daemon: Daemon) -> bool:
         if self._settings.stop_daemons != "idle":

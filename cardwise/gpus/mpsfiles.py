@@ -30,7 +30,23 @@ def unready_reason(
     memory_limit: the container's memory limit on the card, in MiB.
     clock: the manager's clock, which all containers of a node share.
     """
-    readiness = card_readiness(root, uuid, required_state=required_state, memory_limit=memory_limit, clock=clock)
+    card_state = find_daemon_state(root, uuid)
+    return unready_reason_of(
+        root, card_state, uuid, required_state=required_state, memory_limit=memory_limit, clock=clock
+    )
+
+
+def unready_reason_of(
+    root: Path,
+    card_state: "CardState",
+    uuid: str,
+    *,
+    required_state: MpsState,
+    memory_limit: MiB = MiB(0),
+    clock: Clock = BOOT,
+) -> str | None:
+    """As `unready_reason`, for a state that was read before (`find_daemon_state`)."""
+    readiness = _readiness_of(card_state, uuid, required_state, memory_limit, clock)
     if readiness.state is MpsState.UNAVAILABLE:
         return readiness.reason  # valid without a manager too
     if not is_manager_running(root):
@@ -57,7 +73,13 @@ def card_readiness(
 
     Pods must not open the lock file, since they could then take the lock.
     """
-    folder, status = find_daemon_state(root, uuid)
+    return _readiness_of(find_daemon_state(root, uuid), uuid, required_state, memory_limit, clock)
+
+
+def _readiness_of(
+    card_state: "CardState", uuid: str, required_state: MpsState, memory_limit: MiB, clock: Clock
+) -> CardReadiness:
+    folder, status = card_state
     if folder is None or status is None:
         return CardReadiness(f"the MPS manager of the node does not serve {uuid} (yet)", None)
     reason = mps.start_problem(status, uuid, now=clock.now(), required_state=required_state, required_mib=memory_limit)
@@ -66,7 +88,11 @@ def card_readiness(
     return CardReadiness(reason, status.state)
 
 
-def find_daemon_state(root: Path, uuid: str) -> tuple[Path | None, Status | None]:
+CardState = tuple[Path | None, Status | None]
+"""The folder and the state of the MPS daemon that serves a card; None if no daemon serves it."""
+
+
+def find_daemon_state(root: Path, uuid: str) -> CardState:
     """The folder and state of the MPS daemon that serves the card. A daemon for this card alone takes precedence."""
     for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_daemon_folder(str(root)))):
         status = read_state(folder)

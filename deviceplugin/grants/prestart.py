@@ -33,6 +33,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.isolation import kernel_limit_obstacle
 from cardwise.core.values.wording import quote_text
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
@@ -288,14 +289,18 @@ class PreStart:
             [hardware.cards[share.uuid] for share in grant.shares],
             [hardware.devices[device.uuid] for device in grant.devices],
         )
+        kernel_obstacles = {
+            uuid: kernel_limit_obstacle(card.properties.get("driver", ""), has_cdi=access is not Access.ENV)
+            for uuid, card in hardware.cards.items()
+        }
         try:
-            grant = self._mps.wait_ready(grant, lambda: self._reserve_wait(grant), is_active)
+            grant = self._mps.wait_ready(grant, kernel_obstacles, lambda: self._reserve_wait(grant), is_active)
             if grant.mps and grant.shares and access is Access.ENV:
                 raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
             self._check_adopted(grant, deadline)
             totals = {card.uuid: card.memory for card in hardware.cards.values()}
             added = self._add_or_wait(grant, totals, deadline, is_active)
-            self._mps.confirm_ready(grant)  # the wait for the card may have taken seconds
+            self._mps.confirm_ready(grant, kernel_obstacles)  # the wait for the card may have taken seconds
             if not is_active():
                 self._grants.undo_add(added)
                 raise StartRefused(_ABANDONED)

@@ -195,9 +195,13 @@ class ClusterView:
                     return False
                 if requested_classes.get(key) and requested_classes[key] not in state.cards[position].classes:
                     return False
-                if not state.mps.admits(
-                    position, untolerated_by(request.isolation, several_cards=len(shares) > 1), mps_client.user
-                ):
+                untolerated = untolerated_by(
+                    request.isolation,
+                    several_cards=len(shares) > 1,
+                    whole=share.whole,
+                    whole_only=request.has_whole_cards_only,
+                )
+                if not state.mps.admits(position, untolerated, mps_client.user):
                     return False
         return True
 

@@ -226,6 +226,7 @@ class Inventory:
             classes=member.classes,
             priority=member.priority,
             mps=card.mps,
+            has_kernel_limit=card.has_kernel_limit,
         )
 
     def _forget_card(self, name: str) -> None:

@@ -10,6 +10,7 @@ from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.gpus.protocol import GpuCard
@@ -59,6 +60,13 @@ class PodView:
     spec_grace: float = _DEFAULT_GRACE_SECONDS
     cgroup_uid: str = ""
     containers: tuple[ContainerView, ...] = ()
+
+    def runs_without_mps(self, scope: DaemonScope) -> bool:
+        """Whether the pod's containers start without MPS. A pod with whole cards only does so where each card has a
+        daemon of its own: no other pod can use these cards.
+        """
+        has_whole_cards_only = scope is DaemonScope.CARD and all(share.whole for share in self.assignment.shares())
+        return self.without_mps or has_whole_cards_only
 
     @property
     def pod(self) -> str:
@@ -124,8 +132,10 @@ def uuids_by_index(cards: Sequence[GpuCard]) -> dict[int, str]:
     return {card.index: card.uuid for card in cards}
 
 
-def compute_demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, CardDemand]:
-    """Compute the demand of pods on each card, by UUID. Pure."""
+def compute_demands(
+    pods: Sequence[PodView], cards: Sequence[GpuCard], scope: DaemonScope = DaemonScope.CARD
+) -> dict[str, CardDemand]:
+    """Compute the demand of pods on each card, by UUID. Pure. `scope`: of the node's daemons."""
     uuid_by_index = uuids_by_index(cards)
     shares: dict[str, list[MiB]] = {card.uuid: [] for card in cards}
     without_mps_values: dict[str, set[bool]] = {card.uuid: set() for card in cards}
@@ -136,7 +146,7 @@ def compute_demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[s
             uuid = share.resolve_uuid(uuid_by_index)
             if uuid in shares:
                 shares[uuid].append(share.mem)
-                without_mps_values[uuid].add(pod.without_mps)
+                without_mps_values[uuid].add(pod.runs_without_mps(scope))
     return {
         uuid: CardDemand(tuple(card_shares), without_mps_values[uuid] == {True}) for uuid, card_shares in shares.items()
     }

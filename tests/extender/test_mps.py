@@ -95,6 +95,42 @@ def test_a_card_where_mps_cannot_run_is_open_to_all_but_pods_that_require_it(wor
     assert place(world, "d", gpu_mem=200, gpu_count=2) == [0, 1], "several in one container too"
 
 
+def report_tier(world: State, index: int, memory: str, node: str = "n1") -> None:
+    """Report this memory tier of the card, without an MPS manager."""
+    world.set_node(node)
+    card = extended_resource(index, node=node)
+    card["status"]["isolation"] = {"memory": memory, "memoryReason": "", "compute": "none", "computeReason": ""}
+    world.set_card(*as_card(card))
+
+
+def test_the_reported_tier_decides_which_demands_a_card_meets(world):
+    report_tier(world, 0, "advisory")
+    assert place(world, "a", "kernel") is Refusal.KERNEL_MISSING
+    assert place(world, "b", "mps") is Refusal.MPS_MISSING
+    report_tier(world, 0, "kernel")
+    for demand in ("none", "advisory", "mps", "kernel"):
+        assert place(world, "c", demand) == [0]
+
+
+def test_a_pod_that_demands_the_drivers_limit_is_tried_again_when_a_card_has_it(world, clock):
+    report_tier(world, 0, "advisory")
+    assert place(world, "waits", "kernel") is Refusal.KERNEL_MISSING
+    clock.advance(5)
+    world.next_requeue_node()
+    clock.advance(5)
+    report_tier(world, 0, "kernel")
+    assert world.next_requeue_node() == "n1"
+
+
+def test_bind_refuses_a_card_that_has_lost_the_demanded_tier(world):
+    report_tier(world, 0, "kernel")
+    assert place(world, "a", "kernel") == [0]
+    report_tier(world, 0, "advisory")
+    pod_request = request.parse(saying(asking("a", gpu_mem=ROOMY), "kernel"))
+    begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
+    assert begun is Refusal.KERNEL_MISSING
+
+
 def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     report_mps(world, 0, state="Down")
     place(world, "waits")
@@ -220,9 +256,9 @@ def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
 
 def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
     report_mps(world, 0, 1, mode="node")
-    assert place(world, "a", "advisory", gpu_count=2) == [0, 1]
+    assert place(world, "a", "advisory", gpu_mem=2000, gpu_count=2) == [0, 1]
     report_mps(world, 0, 1, mode="card")
-    pod_request = request.parse(saying(asking("a", gpu_count=2), "advisory"))
+    pod_request = request.parse(saying(asking("a", gpu_mem=2000, gpu_count=2), "advisory"))
     begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert begun is Refusal.MPS_SEVERAL
 

@@ -1,4 +1,6 @@
-"""Who shares a card with MPS and who does not, against the rules said once more and asked of every card."""
+"""Who shares a card with MPS and who does not, and that no pod is below the tier that it demands, against the rules
+said once more and asked of every card.
+"""
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -29,12 +31,17 @@ mps_states = st.none() | st.builds(
 
 @st.composite
 def of_node(draw):
-    """What a manager says of the three cards of a node, which serves them by one daemon each, or all by one."""
+    """For the three cards of a node, the MPS, by one daemon each or by one for all, and whether the driver limits
+    memory.
+    """
+    has_kernel_limit = draw(st.integers(0, 3)) == 0
     if draw(st.integers(0, 3)) == 0:
-        return [None] * 3
-    if draw(st.booleans()):
-        return [draw(mps_states) for _ in range(3)]
-    return [CardMps(draw(st.booleans()) or draw(st.booleans()), True, draw(st.booleans()), 0)] * 3
+        states = [None] * 3
+    elif draw(st.booleans()):
+        states = [draw(mps_states) for _ in range(3)]
+    else:
+        states = [CardMps(draw(st.booleans()) or draw(st.booleans()), True, draw(st.booleans()), 0)] * 3
+    return [(state, has_kernel_limit) for state in states]
 
 
 requests = st.builds(
@@ -61,8 +68,11 @@ steps = st.lists(
 )
 
 
-def cards_of(node, mps_states):
-    return [Card(index=i, uuid=f"{node}-{i}", mem=MEM, mps=mps) for i, mps in enumerate(mps_states)]
+def cards_of(node, states):
+    return [
+        Card(index=i, uuid=f"{node}-{i}", mem=MEM, mps=mps, has_kernel_limit=has_kernel_limit)
+        for i, (mps, has_kernel_limit) in enumerate(states)
+    ]
 
 
 def neighbours(ledger, node, i):
@@ -80,9 +90,15 @@ def neighbours(ledger, node, i):
 def closed(ledger, node, i, pod_request):
     """The rule that keeps the request from the card, whatever is free there; "" where there is none."""
     state, (container,) = node.cards[i].mps, pod_request.containers
+    is_limited_by_driver = node.cards[i].has_kernel_limit and container.cards == 1
+    if not container.whole and not is_limited_by_driver:
+        if pod_request.isolation is Isolation.KERNEL:
+            return "no limit by the driver"
+        if pod_request.isolation is Isolation.MPS and state is None:
+            return "no manager"
     if state is None:
-        return "no manager" if pod_request.isolation is Isolation.MPS else ""
-    if pod_request.isolation.uses_mps and container.cards > 1 and not state.serves_several:
+        return ""
+    if pod_request.isolation.uses_mps and container.cards > 1 and not container.whole and not state.serves_several:
         return "several"
     if not state.ready:
         return "not ready"
@@ -110,8 +126,8 @@ def follow(ledger, step, uids, policy):
     """One step; a request that comes is placed only where the rules allow it, and wherever they do."""
     kind, given_ = step
     if kind == "tell":
-        node, mps_states = given_
-        ledger.set_cards(node, cards_of(node, mps_states))
+        node, states = given_
+        ledger.set_cards(node, cards_of(node, states))
     elif kind == "end":
         ledger.release(f"u{given_}")
     elif kind == "forget":
@@ -145,6 +161,7 @@ def follow(ledger, step, uids, policy):
 
 
 WHY = {
+    Refusal.KERNEL_MISSING: {"no limit by the driver"},
     Refusal.MPS_MISSING: {"no manager"},
     Refusal.MPS_SEVERAL: {"several"},
     Refusal.MPS_DOWN: {"not ready"},
@@ -160,7 +177,7 @@ def judge(ledger, pod_request, refusals):
         rules = {closed(ledger, node, i, pod_request) for i in range(3)} if node is not None else set()
         if refusal in WHY:
             assert rules & WHY[refusal], "a card is closed by this rule"
-        elif rules and all(rules) and len(rules) == 1 and rules <= {"no manager", "several"}:
+        elif rules and all(rules) and len(rules) == 1 and rules <= {"no limit by the driver", "no manager", "several"}:
             raise AssertionError(f"{refusal} hides what can never change: {rules}")
 
 

@@ -41,6 +41,7 @@ class Known:
     # a member and the gang size that it names, by namespace/gang
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)
     scopes: frozenset[str] = frozenset()
+    kernel_limit: bool = False  # whether the driver limits the memory of shares on any GPU
     clients: int = 48  # the maximum number of shares on one GPU
     ranges: dict[str, Bounds] = field(default_factory=dict)
     offered: NodeOffers | None = None
@@ -87,6 +88,9 @@ class Known:
 
     def mps_scopes(self) -> frozenset[str]:
         return self.scopes
+
+    def has_kernel_limit(self) -> bool:
+        return self.kernel_limit
 
     def max_clients(self) -> int:
         return self.clients

@@ -55,6 +55,7 @@ class CardFacts:
     labels: the labels for the selectors of classes.
     other: whether the card is a device other than a GPU.
     mps: the scope of the card's MPS daemon; "" without an MPS manager, or if MPS is unavailable on the card.
+    has_kernel_limit: whether the driver limits the memory of shares.
     """
 
     node: str
@@ -62,6 +63,7 @@ class CardFacts:
     labels: Mapping[str, str]
     other: bool = False
     mps: str = ""
+    has_kernel_limit: bool = False
     max_clients: int = MAX_CLIENTS
 
 
@@ -125,6 +127,7 @@ class CardSums:
         self._lock = threading.Lock()
         self._cards: dict[str, dict[str, CardFacts]] = {}  # by node and name
         self._scopes: Counter[str] = Counter()  # by scope of an MPS daemon, the number of cards
+        self._kernel_limited = 0  # the number of cards on which the driver limits the memory of shares
         self._client_limits: Counter[int] = Counter()  # by maximum number of shares, the number of GPUs
         self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, in the order of the last use
 
@@ -137,6 +140,7 @@ class CardSums:
             if len(cards) < MAX_CARDS_PER_NODE:
                 cards[key] = new
                 self._scopes[new.mps] += 1
+                self._kernel_limited += new.has_kernel_limit
                 if not new.other:
                     self._client_limits[new.max_clients] += 1
             self._mark_changed(new.node)
@@ -184,6 +188,11 @@ class CardSums:
         with self._lock:
             return frozenset(scope for scope in self._scopes if scope)
 
+    def has_kernel_limit(self) -> bool:
+        """Whether the driver limits the memory of shares on any card."""
+        with self._lock:
+            return self._kernel_limited > 0
+
     def max_clients(self) -> int:
         """The maximum number of shares that any GPU takes; 0 while no GPU is known."""
         with self._lock:
@@ -205,6 +214,7 @@ class CardSums:
         card = cards.pop(key, None)
         if card is None:
             return
+        self._kernel_limited -= card.has_kernel_limit
         self._scopes[card.mps] -= 1
         if not self._scopes[card.mps]:
             del self._scopes[card.mps]

@@ -198,6 +198,9 @@ class ClusterView:
     def mps_scopes(self) -> frozenset[str]:
         return self._card_sums.mps_scopes()
 
+    def has_kernel_limit(self) -> bool:
+        return self._card_sums.has_kernel_limit()
+
     def max_clients(self) -> int:
         return self._card_sums.max_clients()
 
@@ -303,6 +306,7 @@ def _project_card(raw: bytes) -> tuple[str, CardFacts]:
         extendedresources.labels_of(card),
         extendedresources.is_other_device(card),
         mps,
+        extendedresources.has_kernel_limit(card),
         (status.max_clients if status is not None else 0) or MAX_CLIENTS,
     )
     return card.metadata.name, facts

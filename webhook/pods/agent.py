@@ -21,6 +21,7 @@ from typing import Final, get_args
 from cardwise import share
 from cardwise.core.api import names, shareagent
 from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.api.request import Container
 from cardwise.core.values import quantity, wording
 from cardwise.core.values.decoded import Json
@@ -90,14 +91,14 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.annotations = pod.annotations | {names.FRAMEWORKS: pod.defaults.frameworks}
     _refuse_reserved_mounts(pod)
     settings = context.settings.share_agent
-    isolation, hook = pod.isolation, frameworks.read_hook(pod)
+    hook = frameworks.read_hook(pod)
     annotated_choice = _read_choice(pod)
     choice = annotated_choice or settings.choice
-    # Without MPS on any node, the agent has nothing to wait for or to report.
-    needs_mps = choice == "mps" and (
-        isolation is Isolation.MPS or (isolation.uses_mps and bool(context.cluster.mps_scopes()))
+    needs_agent = (
+        choice == "always"
+        or (choice == "mps" and _may_use_mps(pod, context))
+        or (bool(hook) and annotated_choice != "never")
     )
-    needs_agent = choice == "always" or needs_mps or (bool(hook) and annotated_choice != "never")
     if not needs_agent:
         _remove_agent(pod)
         _warn_no_hook(pod, hook, f"{_FIELD} says never")
@@ -110,6 +111,16 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     else:
         _refuse_reserved_names(pod)
         _inject_agent(pod, settings, hook, context.cluster.bounds(context.namespace))
+
+
+def _may_use_mps(pod: PodUnderReview, context: Context) -> bool:
+    """Whether the pod may use MPS. If not, the agent has nothing to wait for or to report."""
+    if not pod.isolation.uses_mps:
+        return False
+    scopes = context.cluster.mps_scopes()
+    if pod.request is not None and pod.request.has_whole_cards_only:
+        return DaemonScope.NODE in scopes
+    return pod.isolation is Isolation.MPS or bool(scopes)
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:

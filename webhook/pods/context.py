@@ -65,6 +65,9 @@ class Lookups(Protocol):
     def mps_scopes(self) -> frozenset[str]:
         """The scopes of all MPS daemons; empty without an MPS manager."""
 
+    def has_kernel_limit(self) -> bool:
+        """Whether the driver limits the memory of shares on any GPU."""
+
     def max_clients(self) -> int:
         """The maximum number of shares that any GPU takes; 0 while no GPU is known."""
 

@@ -5,6 +5,7 @@ in namespaces with the label `cardwise.dev/defaults: enabled`, and are annotatio
 a pod is created, so the author of the pod gets the error about a bad value, with the name of the namespace.
 """
 
+from cardwise.core.api import isolation as tiers
 from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
@@ -37,7 +38,7 @@ def check_defaults(defaults: Defaults, namespace: str) -> None:
     if defaults.policy:
         policies.find_policy(defaults.policy, f"{field}[{names.POLICY}]")
     if defaults.isolation:
-        isolation.parse_isolation(defaults.isolation, f"{field}[{names.ISOLATION}]")
+        tiers.parse_isolation(defaults.isolation, f"{field}[{names.ISOLATION}]")
     if defaults.frameworks:
         frameworks.normalize_frameworks(defaults.frameworks, f"{field}[{names.FRAMEWORKS}]")
     if defaults.sm_percent:

@@ -5,34 +5,23 @@ The webhook writes the demand into an annotation of the pod. Extender, device pl
 A policy forbids later changes of the annotation, because MPS on the card was set for this pod.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from cardwise.core.api import mps, names
-from cardwise.core.api.isolation import Isolation, strongest
+from cardwise.core.api.isolation import FIELD, KERNEL_MIN_DRIVER, Isolation, parse_isolation, strongest
 from cardwise.core.api.mps import DaemonScope, SmPercent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
-from webhook.pods.context import Context
+from webhook.pods.context import Context, Lookups
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import collect_warnings
 
 Scopes = Callable[[], frozenset[str]]
 """The scopes of the MPS managers of the cluster; empty if there is none."""
 
-FIELD: Final = f"metadata.annotations[{names.ISOLATION}]"
 PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
-
-
-def parse_isolation(text: str, field: str = FIELD) -> Isolation:
-    """Parse a demand. Raises InvalidRequest."""
-    try:
-        return Isolation(text)
-    except ValueError:
-        raise InvalidRequest(
-            field, f"{quote_text(text)} is not a tier of isolation", f"write one of: {', '.join(Isolation)}"
-        ) from None
 
 
 def demand_of(annotations: Mapping[str, str]) -> Isolation:
@@ -56,7 +45,7 @@ def min_isolation(pod_request: PodRequest, context: Context) -> Isolation:
 
     A pod with only whole cards may demand anything, because it shares no card.
     """
-    if all(container.whole for container in pod_request.containers):
+    if pod_request.has_whole_cards_only:
         return Isolation.NONE
     field = f"namespace {context.namespace}: {FIELD}"
     text = context.defaults.isolation if context.defaults is not None else ""
@@ -87,12 +76,12 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 
 
 def _applicable(demand: Isolation, pod_request: PodRequest, scopes: Scopes) -> Isolation:
-    """The demand; `none` instead of `advisory` for a pod with several cards in a container if no MPS daemon serves
-    several cards.
+    """The demand; `none` instead of `advisory` for a pod with shares of several cards in a container if no MPS daemon
+    serves several cards.
     """
-    if demand is Isolation.ADVISORY and _multi_card_container(pod_request) and DaemonScope.NODE not in scopes():
-        return Isolation.NONE
-    return demand
+    if demand is not Isolation.ADVISORY or pod_request.has_whole_cards_only or not _multi_card_container(pod_request):
+        return demand
+    return demand if DaemonScope.NODE in scopes() else Isolation.NONE
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
@@ -106,25 +95,35 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     if demand.strength < minimum.strength:
         problem = f"{demand} is less than the {minimum} that the administrators require of pods that share GPUs here"
         raise InvalidRequest(FIELD, problem, f"write {minimum}, or remove the annotation")
+    _check_split_shares(demand, minimum, pod_request)
     pod.warnings += collect_warnings(
         context.settings.oversize,
-        lambda: _check_daemons(demand, minimum, pod_request, context.cluster.mps_scopes()),
-        "a daemon serves several GPUs",
+        lambda: _check_tiers(demand, minimum, pod_request, context.cluster),
+        "GPUs of the cluster can meet the demand",
     )
 
 
-def _check_daemons(
-    demand: Isolation, minimum: Isolation, pod_request: PodRequest, scopes: Collection[str]
-) -> tuple[str, ...]:
-    """Warnings about the demand, by the scopes of the MPS daemons. Raises InvalidRequest."""
-    if demand is Isolation.NONE:
+def _check_split_shares(demand: Isolation, minimum: Isolation, pod_request: PodRequest) -> None:
+    """Refuse shares of several GPUs that demand the driver's limit, which no node can give. Raises InvalidRequest."""
+    name = next((container.name or container.key for container in pod_request.containers if container.is_split), None)
+    if demand is Isolation.KERNEL and name is not None:
+        problem = f"container {name} has a share of several GPUs, and the driver limits shares of a single GPU only"
+        alternative = f", or write {Isolation.MPS}" if minimum is not Isolation.KERNEL else ""
+        raise InvalidRequest(FIELD, problem, f"request one GPU in each container{alternative}")
+
+
+def _check_tiers(demand: Isolation, minimum: Isolation, pod_request: PodRequest, cluster: Lookups) -> tuple[str, ...]:
+    """Warnings about the demand, by the tiers of the cluster's GPUs. Raises InvalidRequest."""
+    if demand is Isolation.NONE or pod_request.has_whole_cards_only:
         return ()
-    if not scopes:
-        waiting_note = f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one"
-        return (waiting_note, *_warn_small_limits(pod_request)) if demand is Isolation.MPS else ()
+    scopes = cluster.mps_scopes()
+    warnings = _warn_small_limits(pod_request) if scopes or demand is Isolation.MPS else ()
+    waiting_reason = _find_waiting_reason(demand, pod_request, cluster)
+    if waiting_reason:
+        warnings = (f"{FIELD}: {waiting_reason}", *warnings)
     container_name = _multi_card_container(pod_request)
-    if not container_name or DaemonScope.NODE in scopes:
-        return _warn_small_limits(pod_request)
+    if not scopes or not container_name or DaemonScope.NODE in scopes:
+        return warnings
     problem = f"container {container_name} has several GPUs, and on every node each MPS daemon serves a single GPU"
     remedy = "request one GPU in each container, or have cardwise-mps run with --scope=node"
     if minimum is Isolation.NONE:
@@ -132,6 +131,20 @@ def _check_daemons(
     if demand is Isolation.MPS:
         raise InvalidRequest(FIELD, problem, remedy)
     return (f"{FIELD}: {problem}; the pod can run only on nodes without an MPS manager: {remedy}",)
+
+
+def _find_waiting_reason(demand: Isolation, pod_request: PodRequest, cluster: Lookups) -> str:
+    """Why no node can meet the demand now; "" if one can."""
+    has_kernel_limit = cluster.has_kernel_limit()
+    if demand is Isolation.KERNEL and not has_kernel_limit:
+        return (
+            f"the driver of no node limits memory (driver {KERNEL_MIN_DRIVER} or later does); the pod waits until one "
+            "does"
+        )
+    is_split = any(container.is_split for container in pod_request.containers)
+    if demand is Isolation.MPS and not cluster.mps_scopes() and (is_split or not has_kernel_limit):
+        return "no node has an MPS manager now; the pod waits until a node has one"
+    return ""
 
 
 def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:

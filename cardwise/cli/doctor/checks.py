@@ -35,6 +35,7 @@ _CHECKS = (
     scheduler.check_unconfigured_control_planes,
     scheduler.check_deleted_pods,
     waiting.check_unrewritten_pods,
+    waiting.check_unmet_demands,
     cluster.check_other_plugins,
     cluster.check_gpushare_leftovers,
     units.check_bare_numbers,

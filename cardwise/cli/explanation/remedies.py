@@ -50,7 +50,7 @@ def suggest_remedies(
         *_suggest_other_nodes(
             pod, explanation.explain(cluster_state.ledger, avoided_nodes, pod_request, policy, headroom), context
         ),
-        *_suggest_without_mps(pod_request, cluster_state.ledger, views, policy, headroom),
+        *_suggest_weaker_demand(pod_request, cluster_state.ledger, views, policy, headroom),
         *_suggest_unusable_cards(pod_request, views),
         *_suggest_recreate_strategy(namespace, views, context),
         *_suggest_deletions(
@@ -165,24 +165,22 @@ def _bare_pods_suffix(holders: Sequence[Holding], context: PodContext) -> str:
     )
 
 
-def _suggest_without_mps(
+def _suggest_weaker_demand(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
-    """Suggest dropping the MPS requirement if the pod would then run at once."""
-    if pod_request.isolation is not Isolation.MPS:
-        return
-    request_without_mps = replace(pod_request, isolation=Isolation.ADVISORY)
+    """Suggest the strongest weaker demand of isolation with which the pod would run at once."""
     node_names = [view.name for view in views]
-    fitting_nodes = [
-        view_without_mps.name
-        for view_without_mps in explanation.explain(ledger, node_names, request_without_mps, policy, headroom)
-        if view_without_mps.refusal is None
-    ]
-    if fitting_nodes:
-        yield (
-            f"it had {names.ISOLATION}: {Isolation.ADVISORY} and so did not require MPS: that fits now, on "
-            f"{fitting_nodes[0]}, if the minimum of its namespace and of the cluster allow it"
-        )
+    for demand in (Isolation.MPS, Isolation.ADVISORY):
+        if demand.strength >= pod_request.isolation.strength:
+            continue
+        weaker_views = explanation.explain(ledger, node_names, replace(pod_request, isolation=demand), policy, headroom)
+        fitting_nodes = [view.name for view in weaker_views if view.refusal is None]
+        if fitting_nodes:
+            yield (
+                f"it had {names.ISOLATION}: {demand} and so demanded less than {pod_request.isolation}: that fits now, "
+                f"on {fitting_nodes[0]}, if the minimum of its namespace and of the cluster allow it"
+            )
+            return
 
 
 def _suggest_other_nodes(pod: Json, avoided_views: Sequence[NodeView], context: PodContext) -> Iterator[str]:

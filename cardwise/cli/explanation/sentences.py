@@ -11,7 +11,7 @@ from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import blockers, gangfit, policylines, remedies
 from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import assignment, names, policies, request
-from cardwise.core.api.isolation import ComputeTier, MemoryTier
+from cardwise.core.api.isolation import ComputeTier, Isolation, MemoryTier
 from cardwise.core.api.mps import MpsState
 from cardwise.core.placement.fitting import CardClosed
 from cardwise.core.placement.nodestate import NodeState, card_of
@@ -34,6 +34,7 @@ _UNAVAILABLE_TEXT: Final[Mapping[CardClosed | None, str]] = {
     None: "",
     CardClosed.TYPE: ", not in the class",
     CardClosed.QUOTA: ", closed by quota",
+    CardClosed.TIER: ", its memory tier is ",
     CardClosed.MPS: ", closed by MPS",
 }
 _DEVICE_REFUSALS = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
@@ -524,7 +525,10 @@ def _explain_waiting(
         if view.refusal in _DEVICE_REFUSALS:  # the node's cards do not matter for this refusal
             lines += _describe_shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # without a card of the type, the node's cards need no lines
-            lines += [_describe_card(card, status_by_uuid.get(card.uuid, _NO_STATUS)) for card in view.cards]
+            lines += [
+                _describe_card(card, status_by_uuid.get(card.uuid, _NO_STATUS), pod_request.isolation)
+                for card in view.cards
+            ]
     avoided_nodes = [name for name in card_nodes if name not in nodes and not context.is_node_gone(name)]
     lines += remedies.suggest_remedies(
         pod, pod_request, cluster_state, views, policy, avoided_nodes=avoided_nodes, context=context
@@ -541,7 +545,8 @@ def _describe_order(policy: str, score_by_node: Mapping[str, int] | None, settin
     return f"{policy} orders them as {policies.FALLBACK} would"
 
 
-def _describe_card(card: explanation.CardView, status: ExtendedResourceStatus) -> str:
+def _describe_card(card: explanation.CardView, status: ExtendedResourceStatus, demand: Isolation) -> str:
+    """Describe a card that a waiting pod does not get. `demand`: what the pod demands."""
     reason = f" ({wording.sanitize_message(status.reason)})" if status.reason else ""
     health_note = f", unhealthy{reason}" * (not card.healthy) + ", cordoned" * card.cordoned
     shortage = f", {card.missing_mib} MiB short" if card.missing_mib else ""
@@ -550,14 +555,26 @@ def _describe_card(card: explanation.CardView, status: ExtendedResourceStatus) -
         if card.holders
         else ""
     )
-    unavailable_note = _UNAVAILABLE_TEXT[card.closed] + (
-        _describe_mps(status.mps) if card.closed is CardClosed.MPS else ""
-    )
+    unavailable_note = _UNAVAILABLE_TEXT[card.closed]
+    if card.closed is CardClosed.MPS:
+        unavailable_note += _describe_mps(status.mps)
+    elif card.closed is CardClosed.TIER:
+        unavailable_note += _describe_tier(status, demand)
     model = wording.sanitize_message(card.model, _MAX_MODEL_BYTES)
     return (
         f"    GPU {card.index} {model}: {card.free} of {card.total} MiB "
         f"free{unavailable_note}{shortage}{health_note}{holder_names}"
     )
+
+
+def _describe_tier(status: ExtendedResourceStatus, demand: Isolation) -> str:
+    """Describe the memory tier of a card that does not meet the demand, and why it is not stronger."""
+    tiers = status.isolation
+    if tiers is None:
+        return f"unknown, the pod demands {demand}{_describe_mps(status.mps)}"
+    if demand.strength <= Isolation(tiers.memory).strength:
+        return f"{tiers.memory}, but not for several GPUs in one container, and the pod demands {demand}"
+    return f"{tiers.memory}, the pod demands {demand} ({wording.sanitize_message(tiers.memory_reason)})"
 
 
 def _describe_mps(status: MpsStatus | None) -> str:

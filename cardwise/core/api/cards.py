@@ -23,6 +23,7 @@ class Card:
     classes: the ResourceClasses that select the card.
     priority: the highest priority of these classes.
     mps: None if the node has no MPS manager, or MPS is unavailable on the card.
+    has_kernel_limit: whether the driver limits the memory of containers with a share of this card only.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Card:
     classes: frozenset[str] = frozenset()
     priority: int = 0
     mps: CardMps | None = None
+    has_kernel_limit: bool = False
 
     @property
     def accepts_shares(self) -> bool:

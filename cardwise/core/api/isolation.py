@@ -11,6 +11,10 @@ from typing import Final
 
 from cardwise.core.api import names
 from cardwise.core.api.mps import MpsState
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.wording import quote_text
+
+FIELD: Final = f"metadata.annotations[{names.ISOLATION}]"
 
 KERNEL_MIN_DRIVER: Final = 615  # the first driver that can limit the memory of a container (its release notes)
 
@@ -52,12 +56,14 @@ class Isolation(StrEnum):
 
     NONE: the pod must run without MPS.
     ADVISORY: the best that the card offers.
-    MPS: at least MPS.
+    MPS: at least MPS. The driver's limit is more, so it meets this demand too.
+    KERNEL: the driver's limit. MPS is used as well where the card has it.
     """
 
     NONE = "none"
     ADVISORY = "advisory"
     MPS = "mps"
+    KERNEL = "kernel"
 
     @property
     def uses_mps(self) -> bool:
@@ -75,12 +81,42 @@ def strongest(*demands: Isolation) -> Isolation:
     return max(demands, key=lambda demand: demand.strength)
 
 
-def isolation_of(annotations: Mapping[str, str]) -> Isolation:
-    """What an admitted pod demands; `Isolation.ADVISORY` if the annotation is missing or invalid."""
+def parse_isolation(text: str, field: str = FIELD) -> Isolation:
+    """Parse a demand. Raises InvalidRequest.
+
+    field: where the text is, for the error.
+    """
     try:
-        return Isolation(annotations.get(names.ISOLATION, Isolation.ADVISORY))
+        return Isolation(text)
     except ValueError:
+        problem, remedy = f"{quote_text(text)} is not a tier of isolation", f"write one of: {', '.join(Isolation)}"
+        raise InvalidRequest(field, problem, remedy) from None
+
+
+def isolation_of(annotations: Mapping[str, str]) -> Isolation:
+    """What an admitted pod demands; `Isolation.ADVISORY` if the annotation is missing or invalid.
+
+    The webhook refuses an invalid annotation, and the device plugin starts no container with it.
+    """
+    text = annotations.get(names.ISOLATION)
+    if text is None:
         return Isolation.ADVISORY
+    try:
+        return parse_isolation(text)
+    except InvalidRequest:
+        return Isolation.ADVISORY
+
+
+def is_met(demand: Isolation, *, whole: bool, has_mps: bool, has_kernel_limit: bool) -> bool:
+    """Whether a container on a card has at least the memory tier that its pod demands.
+
+    whole: whether the container has its cards for itself. No other pod can use their memory, so each demand is met.
+    has_mps: whether MPS limits its processes.
+    has_kernel_limit: whether the driver limits the container. It limits only containers with a share of a single card.
+    """
+    if whole or demand.strength < Isolation.MPS.strength:
+        return True
+    return has_kernel_limit or (has_mps and demand is Isolation.MPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +138,13 @@ def has_kernel_limit(driver: str) -> bool:
     return major.isdigit() and int(major) >= KERNEL_MIN_DRIVER
 
 
+def kernel_limit_obstacle(driver: str, *, has_cdi: bool) -> str:
+    """Why the driver limits no container's memory on a card; "" if it can. The arguments are those of `tiers`."""
+    if not has_kernel_limit(driver):
+        return _describe_old_driver(driver)
+    return "" if has_cdi else NO_CDI
+
+
 def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tiers:
     """The tiers of a card.
 
@@ -117,9 +160,9 @@ def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tie
     else:
         without_mps = _why_without_mps(mps_state, mps_reason)
         compute = ComputeTier.NONE
-    if has_kernel_limit(driver) and has_cdi:
+    why_not_kernel = kernel_limit_obstacle(driver, has_cdi=has_cdi)
+    if not why_not_kernel:
         return Tiers(MemoryTier.KERNEL, compute, UNVERIFIED, without_mps)
-    why_not_kernel = NO_CDI if has_kernel_limit(driver) else _describe_old_driver(driver)
     memory = MemoryTier.ADVISORY if without_mps else MemoryTier.MPS
     return Tiers(memory, compute, without_mps or why_not_kernel, without_mps)
 

@@ -61,6 +61,11 @@ class ContainerRequest:
         return self.mem == 0
 
     @property
+    def is_split(self) -> bool:
+        """Whether the container has a share of several cards."""
+        return self.cards > 1 and not self.whole
+
+    @property
     def mem_per_card(self) -> MiB:
         return MiB(self.mem // self.cards)
 
@@ -109,6 +114,13 @@ class PodRequest:
     def __reduce__(self) -> tuple[Callable[..., "PodRequest"], tuple[()]]:
         # The hash is not pickled, because hashes differ between processes.
         return partial(PodRequest, **{name: getattr(self, name) for name in _COMPARED_FIELDS}), ()
+
+    @property
+    def has_whole_cards_only(self) -> bool:
+        """Whether no other pod can use a card of the pod. Its cards meet each demand of isolation, and it runs without
+        MPS, except through a daemon that serves all cards of the node.
+        """
+        return all(container.whole for container in self.containers)
 
     @property
     def mps_client(self) -> MpsClient:

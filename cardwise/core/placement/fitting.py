@@ -16,7 +16,7 @@ from cardwise.core.api.policies import Pick, PickCard
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds, KindLevel
-from cardwise.core.placement.mpstaints import FOR_GOOD, untolerated_by
+from cardwise.core.placement.mpstaints import DEMANDS, FOR_GOOD, untolerated_by
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
@@ -96,14 +96,14 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
     Card requests that name a class come before those that may use any card.
     """
     requests = []
-    single_card, multi_card = (
-        untolerated_by(request.isolation, several_cards=several_cards) for several_cards in (False, True)
-    )
+    single_card = untolerated_by(request.isolation, several_cards=False)
     user = request.mps_client.user
     containers_by_class: dict[str, list[ContainerRequest]] = {}
     for c in request.containers:
         if c.whole or c.cards > 1:
-            untolerated = multi_card if c.cards > 1 else single_card
+            untolerated = untolerated_by(
+                request.isolation, several_cards=c.cards > 1, whole=c.whole, whole_only=request.has_whole_cards_only
+            )
             mem, core = c.mem_per_card, c.core_per_card
             requests.append(CardRequest((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user))
         else:
@@ -449,6 +449,7 @@ class CardClosed(StrEnum):
     """Why a card may serve none of a pod's card requests."""
 
     TYPE = "type"  # the card is not in the class
+    TIER = "tier"  # the card's memory tier is less than the pod demands
     MPS = "mps"
     QUOTA = "quota"
 
@@ -467,4 +468,7 @@ def servable_requests(
     may = [card_request for card_request in open_to if headroom_after(limits, node, i, card_request) is not None]
     if may:
         return may
-    return CardClosed.QUOTA if open_to else CardClosed.MPS if of_type else CardClosed.TYPE
+    if open_to or not of_type:
+        return CardClosed.QUOTA if open_to else CardClosed.TYPE
+    is_tier_too_low = all(node.mps.taints[i] & card_request.untolerated & DEMANDS for card_request in of_type)
+    return CardClosed.TIER if is_tier_too_low else CardClosed.MPS

@@ -1,14 +1,16 @@
-"""MPS taints of cards: keep a pod off a card whose pods use MPS differently, or as another user.
+"""MPS taints of cards: keep a pod off a card whose pods use MPS differently, or as another user, and off a card whose
+memory tier is less than the pod demands.
 
 A card has *taints*, and a request does not *tolerate* certain taints. A card with such a taint is closed to the
 request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.
 A card has no MPS if its node has no MPS manager, or if MPS is unavailable on the card. Such a card is open to all pods
-except those that require MPS.
+whose demand it meets (`isolation.is_met`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from cardwise.core.api.cards import Card
 from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import MIXED, NO_USER, CardMps, MpsClient
 from cardwise.core.values.refusals import Refusal
@@ -17,30 +19,42 @@ from cardwise.core.values.refusals import Refusal
 DOWN: Final = 1  # closed to all pods: MPS is neither ready nor off
 OFF: Final = 2  # closed to pods without MPS: a pod with MPS holds the card
 WANTS: Final = 4  # closed to pods with MPS: a pod without MPS holds the card
-REQUIRED: Final = 8  # closed to pods that require MPS: the card has no MPS
-SEVERAL: Final = 16  # closed to pods with MPS and several cards in one container: each card has its own daemon
-BITS: Final = 5  # the number of taints
+SEVERAL: Final = 8  # closed to pods with MPS and several cards in one container: each card has its own daemon
+UNLIMITED: Final = 16  # closed to pods that demand `mps`: the card has no MPS, and the driver limits no memory
+# Closed to pods that demand `mps` for several cards of one container, which the driver does not limit: the card has no
+# MPS.
+NO_MPS: Final = 32
+NO_KERNEL_LIMIT: Final = 64  # closed to pods that demand `kernel`: the driver limits no memory
+# Closed to pods that demand `kernel` for several cards of one container, which the driver does not limit: each card has
+# this taint.
+ALWAYS: Final = 128
+BITS: Final = 8  # the number of taints
 
-FOR_GOOD: Final = REQUIRED | SEVERAL  # taints that remain when pods end and daemons become ready
+DEMANDS: Final = UNLIMITED | NO_MPS | NO_KERNEL_LIMIT | ALWAYS  # taints of a memory tier that is less than a demand
+FOR_GOOD: Final = SEVERAL | DEMANDS  # taints that remain when pods end and daemons become ready
 
 # Special values for the user of a card. Other values are UIDs, and the special values of `mpsprofile`.
 ANY: Final = -4  # the card is open to all users
 FREE: Final = -5  # the card is open to any one user: no pod holds it yet
 
 
-def untolerated_by(isolation: Isolation, *, several_cards: bool) -> int:
+def untolerated_by(isolation: Isolation, *, several_cards: bool, whole: bool = False, whole_only: bool = False) -> int:
     """The taints that a request with this demand does not tolerate.
 
     several_cards: whether one container requests several cards.
+    whole: whether it requests whole cards, which meet each demand.
+    whole_only: whether its pod requests whole cards only. Then it runs without MPS where each card has its own daemon.
     """
-    return _UNTOLERATED[isolation] | (SEVERAL if several_cards and isolation.uses_mps else 0)
+    untolerated = DOWN | WANTS if isolation.uses_mps else DOWN | OFF
+    if several_cards and isolation.uses_mps and not whole_only:
+        untolerated |= SEVERAL
+    if whole or whole_only:
+        return untolerated
+    return untolerated | (_DEMANDS_OF_SEVERAL if several_cards else _DEMANDS_OF_ONE).get(isolation, 0)
 
 
-_UNTOLERATED: Final = {
-    Isolation.NONE: DOWN | OFF,
-    Isolation.ADVISORY: DOWN | WANTS,
-    Isolation.MPS: DOWN | WANTS | REQUIRED,
-}
+_DEMANDS_OF_ONE: Final = {Isolation.MPS: UNLIMITED, Isolation.KERNEL: NO_KERNEL_LIMIT}
+_DEMANDS_OF_SEVERAL: Final = {Isolation.MPS: NO_MPS, Isolation.KERNEL: ALWAYS}
 
 
 class CardTaints:
@@ -54,10 +68,11 @@ class CardTaints:
     clients: by daemon, the number of shares of each MPS client.
     """
 
-    __slots__ = ("clients", "daemons", "managed", "single", "statuses", "tainted", "taints", "users")
+    __slots__ = ("clients", "daemons", "managed", "single", "statuses", "tainted", "taints", "tiers", "users")
 
-    def __init__(self, statuses: Sequence[CardMps | None]) -> None:
-        self.statuses = statuses
+    def __init__(self, cards: Sequence[Card]) -> None:
+        self.statuses: Sequence[CardMps | None] = [card.mps for card in cards]
+        statuses = self.statuses
         self.managed = any(status is not None for status in statuses)
         shared = next((i for i, status in enumerate(statuses) if status is not None and status.serves_several), 0)
         # By the first card of the daemon. On a node without a manager, clients are not counted.
@@ -65,9 +80,12 @@ class CardTaints:
             shared if status is not None and status.serves_several else i for i, status in enumerate(statuses)
         ]
         self.clients: dict[int, dict[MpsClient, int]] = {}  # by daemon, the number of shares of each client
-        self.taints = [REQUIRED] * len(statuses)
+        self.tiers = [_tier_taints(card) for card in cards]  # these taints change only with the cards
+        self.taints = self.tiers.copy()
         self.users = [ANY] * len(statuses)
-        self.tainted = REQUIRED if statuses else 0
+        self.tainted = 0
+        for taints in self.taints:
+            self.tainted |= taints
         self.single = False
         if self.managed:
             self._update_taints(range(len(statuses)))
@@ -78,6 +96,7 @@ class CardTaints:
             return self  # a node without a manager counts no clients
         duplicate = CardTaints.__new__(CardTaints)
         duplicate.statuses, duplicate.daemons, duplicate.managed = self.statuses, self.daemons, True
+        duplicate.tiers = self.tiers
         duplicate.clients = {daemon: dict(mps_clients) for daemon, mps_clients in self.clients.items()}
         duplicate.taints, duplicate.users = self.taints.copy(), self.users.copy()
         duplicate.tainted, duplicate.single = self.tainted, self.single
@@ -146,7 +165,7 @@ class CardTaints:
             if status is None:
                 continue
             clients = self.clients.get(self.daemons[i], {})
-            taints = (0 if status.ready else DOWN) | (0 if status.serves_several else SEVERAL)
+            taints = self.tiers[i] | (0 if status.ready else DOWN) | (0 if status.serves_several else SEVERAL)
             if any(client.off for client in clients):
                 taints |= WANTS
             if any(client.wants for client in clients):
@@ -165,6 +184,7 @@ _SOONEST: Final = (
     Refusal.MPS_DOWN,
     Refusal.MPS_SEVERAL,
     Refusal.MPS_MISSING,
+    Refusal.KERNEL_MISSING,
 )
 
 
@@ -172,13 +192,25 @@ def _refusal_by_taints(taints: int) -> Refusal:
     """Why a card with these taints is closed: of all reasons the one that lasts longest. Without taints, the card has
     another user.
     """
-    if taints & REQUIRED:
+    if taints & (NO_KERNEL_LIMIT | ALWAYS):
+        return Refusal.KERNEL_MISSING
+    if taints & (UNLIMITED | NO_MPS):
         return Refusal.MPS_MISSING
     if taints & SEVERAL:
         return Refusal.MPS_SEVERAL
     if taints & DOWN:
         return Refusal.MPS_DOWN
     return Refusal.MPS_MIXED if taints else Refusal.MPS_USER
+
+
+def _tier_taints(card: Card) -> int:
+    """The taints of a card for the memory tiers that it does not have."""
+    taints = ALWAYS
+    if not card.has_kernel_limit:
+        taints |= NO_KERNEL_LIMIT
+    if card.mps is None:
+        taints |= NO_MPS if card.has_kernel_limit else NO_MPS | UNLIMITED
+    return taints
 
 
 def _owner(users: set[int]) -> int:

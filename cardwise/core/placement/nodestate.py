@@ -232,7 +232,7 @@ class NodeState:
         self.used = [0] * len(self.cards)
         self.free_core = [self.core] * len(self.cards)
         self.clients = [0] * len(self.cards)
-        self.mps = CardTaints([card.mps for card in self.cards])
+        self.mps = CardTaints(self.cards)
         self.max_card_clients = [self._limit_clients(self.mps.max_clients(i)) for i in range(len(self.cards))]
         self.codes = self._empty_codes = None
 

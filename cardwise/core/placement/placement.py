@@ -388,7 +388,7 @@ class Scorer:
 
     def _may_be_closed_by_mps(self, ledger: Ledger) -> bool:
         """Whether MPS may close a card of the ledger to the request."""
-        return bool(ledger.managed) or self._request.isolation is Isolation.MPS
+        return bool(ledger.managed) or self._request.isolation.strength >= Isolation.MPS.strength
 
     def _search_plan(self) -> fitting.SearchPlan:
         if self._plan is None:

@@ -27,7 +27,11 @@ class Refusal(Enum):
     NEVER_TOGETHER = ("The node's GPUs are too few or too small for all requests of the pod together", False)
     UNHEALTHY = ("All suitable GPUs are unhealthy", True)
     CORDONED = ("All suitable GPUs are cordoned", True)
-    MPS_MISSING = ("The pod requires MPS, which the node does not have on the suitable GPUs", False)
+    KERNEL_MISSING = (
+        "The pod demands a memory limit by the driver, which the node's suitable GPUs do not give it",
+        False,
+    )
+    MPS_MISSING = ("The pod demands a memory limit by MPS, which the node's suitable GPUs do not give it", False)
     MPS_SEVERAL = ("The pod requests several GPUs together, and MPS serves each GPU of the node separately", False)
     MPS_DOWN = ("MPS is not ready on the suitable GPUs", False)
     MPS_MIXED = ("The suitable GPUs are used by pods that differ in whether they use MPS", True)

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from cardwise.core.api import classes, names
 from cardwise.core.api.cards import FULL_CORE, Card
 from cardwise.core.api.classes import Classifier
+from cardwise.core.api.isolation import MemoryTier
 from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.placement.devices import Device
@@ -239,6 +240,7 @@ def card_of(resource: ExtendedResource, classifier: Classifier | None = None) ->
         classes=card_classes,
         priority=classifier.priority_of(card_classes) if classifier is not None else 0,
         mps=mps_of_card(resource.status.mps),
+        has_kernel_limit=has_kernel_limit(resource),
     )
 
 
@@ -254,6 +256,12 @@ def device_of(resource: ExtendedResource, classifier: Classifier | None = None) 
         cordoned=spec.unschedulable,
         classes=classifier.classes_of(labels_of(resource)) if classifier is not None else _NO_CLASSES,
     )
+
+
+def has_kernel_limit(resource: ExtendedResource) -> bool:
+    """Whether the driver limits the memory of containers with a share of this card only."""
+    tiers = resource.status.isolation
+    return tiers is not None and tiers.memory == MemoryTier.KERNEL
 
 
 def mps_of_card(status: MpsStatus | None) -> CardMps | None:

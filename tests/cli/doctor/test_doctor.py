@@ -20,7 +20,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import nodeconstraints
-from tests.build import gpu_quota, resource_quota
+from tests.build import asking, gpu_quota, resource_quota
 from tests.cli.clusters import Cluster, card, run
 from tests.cli.doctor.planted import NOW, Faults, configuration, controlled, lease, node, part, troubles, workload
 from tests.fakes.apiserver import Fault, Request
@@ -495,6 +495,21 @@ def plant_no_mps(seen: Facts) -> None:
 )
 def plant_dead_mps(seen: Facts) -> None:
     seen.cards[1]["status"]["mps"] = {"state": "Down", "reason": "the daemon died"}
+
+
+@FAULTS.says(
+    Severity.WARNING,
+    "1 pod (default/strict) demands isolation kernel, which no GPU has (the driver is too old): it waits",
+    "or demand less: cardwise.dev/isolation of the pod and of its namespace, and webhook.isolation",
+)
+def plant_unmet_demand(seen: Facts) -> None:
+    for resource in seen.cards:
+        resource["status"]["isolation"] = {"memory": "mps", "memoryReason": "the driver is too old"}
+    seen.pending_pods = [
+        asking("strict", gpu_mem=100, annotations={names.ISOLATION: "kernel"}),
+        asking("whole", whole_gpu=1, annotations={names.ISOLATION: "kernel"}),
+        asking("limited", gpu_mem=100, annotations={names.ISOLATION: "mps"}),
+    ]
 
 
 @FAULTS.says(

@@ -278,8 +278,33 @@ def test_who_requires_mps_is_told_why_it_cannot_run():
     assert "closed by MPS" not in sentences.explain_pod(pod, cluster_state)
     pod["metadata"]["annotations"] = {names.ISOLATION: "mps"}
     text = sentences.explain_pod(pod, cluster_state)
-    assert "n1: The pod requires MPS, which the node does not have on the suitable GPUs" in text
-    assert "free, closed by MPS (Unavailable: driver 470: upgrade it), held by" in text
+    assert f"n1: {Refusal.MPS_MISSING.text}" in text
+    assert (
+        "free, its memory tier is unknown, the pod demands mps (Unavailable: driver 470: upgrade it), held by" in text
+    )
+
+
+def test_a_pod_that_demands_the_drivers_limit_reads_the_tier_of_each_gpu_and_the_reason():
+    served = card("n1", 0)
+    served["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True}
+    served["status"]["isolation"] = {
+        "memory": "mps",
+        "memoryReason": "limits by the driver need driver 615 or later; this is 580.95.05",
+        "compute": "mps",
+    }
+    cluster_state = clusterstate.read_cluster_state(lists(extendedresources=[served]).kube)
+    pod = typed({"aliyun.com/gpu-mem": "100"})
+    pod["metadata"] |= {"namespace": "team-b", "annotations": {names.ISOLATION: "kernel"}}
+    text = sentences.explain_pod(pod, cluster_state)
+    assert f"n1: {Refusal.KERNEL_MISSING.text}" in text
+    assert (
+        "its memory tier is mps, the pod demands kernel (limits by the driver need driver 615 or later; this is "
+        "580.95.05)" in text
+    )
+    assert "  - it had cardwise.dev/isolation: mps and so demanded less than kernel: that fits now, on n1" in text
+    served["status"]["isolation"]["memory"] = "kernel"
+    cluster_state = clusterstate.read_cluster_state(lists(extendedresources=[served]).kube)
+    assert Refusal.KERNEL_MISSING.text not in sentences.explain_pod(pod, cluster_state)
 
 
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
@@ -656,10 +681,8 @@ MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/
 def test_who_requires_mps_where_there_is_none_hears_that_it_might_only_prefer_it():
     seen = ClusterState(ledger=ledger_with_free(n1=[16276]))
     text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/isolation": "mps"}), seen)
-    remedy = (
-        "  - it had cardwise.dev/isolation: advisory and so did not require MPS: that fits now, on n1, if the minimum"
-    )
-    assert remedy + " of its namespace and of the cluster allow it\n" in text
+    remedy = "  - it had cardwise.dev/isolation: advisory and so demanded less than mps: that fits now, on n1, if the"
+    assert remedy + " minimum of its namespace and of the cluster allow it\n" in text
     full = ClusterState(ledger=ledger_with_free(n1=[100]))
     text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/isolation": "mps"}), full)
     assert "cardwise.dev/isolation" not in text

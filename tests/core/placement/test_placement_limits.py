@@ -109,24 +109,55 @@ def test_a_request_without_cores_may_use_a_card_with_overcommitted_cores():
     assert place(ledger, gpu_mem=10, gpu_core=1).refusals["n1"] is Refusal.NO_CORE
 
 
-@pytest.mark.parametrize("amounts", [{"gpu_mem": 1}, {"gpu_count": 1}, {"gpu_mem": 2, "gpu_count": 2}])
-def test_a_pod_that_requires_mps_needs_a_node_with_a_manager(amounts):
+@pytest.mark.parametrize("amounts", [{"gpu_mem": 1}, {"gpu_mem": 2, "gpu_count": 2}])
+def test_a_pod_that_demands_mps_needs_a_node_with_a_manager(amounts):
     ledger = Ledger()
     ledger.set_cards("n1", cards(100, 100))
-    requires = amounts | {"annotations": {names.ISOLATION: "mps"}}
-    assert place(ledger, **requires).refusals == {"n1": Refusal.MPS_MISSING}
+    demanding = amounts | {"annotations": {names.ISOLATION: "mps"}}
+    assert place(ledger, **demanding).refusals == {"n1": Refusal.MPS_MISSING}
     card_mps = CardMps(ready=True, serves_several=True)
     ledger.set_cards("n2", [replace(card, uuid=f"m{card.index}", mps=card_mps) for card in cards(100, 100)])
-    assert place(ledger, **requires).node == "n2"
+    assert place(ledger, **demanding).node == "n2"
+
+
+@pytest.mark.parametrize("card_mps", [None, CardMps(ready=True), CardMps(ready=True, serves_several=True)])
+def test_only_the_drivers_limit_meets_the_demand_of_it(card_mps):
+    ledger = Ledger()
+    demanding = {"gpu_mem": 10, "annotations": {names.ISOLATION: "kernel"}}
+    ledger.set_cards("n1", out_of_use(100, 100, mps=card_mps))
+    assert place(ledger, **demanding).refusals == {"n1": Refusal.KERNEL_MISSING}
+    ledger.set_cards("n1", out_of_use(100, 100, mps=card_mps, has_kernel_limit=True))
+    assert place(ledger, **demanding).node == "n1"
+    split = demanding | {"gpu_count": 2}
+    assert place(ledger, **split).refusals == {"n1": Refusal.KERNEL_MISSING}, "it limits shares of one GPU only"
+
+
+def test_the_drivers_limit_meets_the_demand_of_mps_for_one_card():
+    ledger = Ledger()
+    ledger.set_cards("n1", out_of_use(100, 100, has_kernel_limit=True))
+    demanding = {"gpu_mem": 10, "annotations": {names.ISOLATION: "mps"}}
+    assert place(ledger, **demanding).node == "n1"
+    assert place(ledger, **demanding, gpu_count=2).refusals == {"n1": Refusal.MPS_MISSING}
+
+
+@pytest.mark.parametrize("demand", ["none", "advisory", "mps", "kernel"])
+@pytest.mark.parametrize("card_mps", [None, CardMps(ready=True), CardMps(ready=True, serves_several=True)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_whole_cards_meet_each_demand(demand, card_mps, count):
+    ledger = Ledger()
+    ledger.set_cards("n1", out_of_use(100, 100, mps=card_mps))
+    assert place(ledger, gpu_count=count, annotations={names.ISOLATION: demand}).node == "n1"
 
 
 def test_a_daemon_for_each_card_serves_one_card_of_a_container_and_no_more():
     ledger = Ledger()
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True)))
-    for amounts in ({"gpu_count": 1}, {"gpu_mem": 10}):
-        assert place(ledger, **amounts).node == "n1"
-    for amounts in ({"gpu_count": 2}, {"gpu_mem": 20, "gpu_count": 2}):
-        assert place(ledger, **amounts).refusals == {"n1": Refusal.MPS_SEVERAL}
+    for amounts in ({"gpu_count": 1}, {"gpu_count": 2}, {"gpu_mem": 10}):
+        assert place(ledger, **amounts).node == "n1", "whole cards do without MPS"
+    mixed = [container("a", gpu_count=2), container("b", gpu_mem=10)]
+    for amounts in ({"gpu_mem": 20, "gpu_count": 2}, {"containers": mixed}):
+        assert set(place(ledger, **amounts).refusals) == {"n1"}
+    assert place(ledger, gpu_mem=20, gpu_count=2).refusals == {"n1": Refusal.MPS_SEVERAL}
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["of a card", "of all cards, with several cards"])

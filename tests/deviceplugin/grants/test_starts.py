@@ -146,7 +146,7 @@ def test_who_is_deleted_before_the_card_is_delivered_gives_it_back(rig, monkeypa
     before = rig.agent.grants.list_grants()
     wait = rig.agent._prestart._mps
 
-    def confirm(_):
+    def confirm(*_):
         assert rig.held_on_disk(0) == 2000
         rig.kubelet.plugin.active = False
 

@@ -6,7 +6,16 @@ from cardwise.core.api import mps, names
 from cardwise.core.api.mps import MpsState
 from deviceplugin.grants.access import Access
 from tests.deviceplugin.conftest import P100, refused
-from tests.deviceplugin.mps.managednode import LIMIT_ENV, PERCENT_ENV, PIPE_ENV, bound, pipes, refusal_message, start
+from tests.deviceplugin.mps.managednode import (
+    LIMIT_ENV,
+    OURS,
+    PERCENT_ENV,
+    PIPE_ENV,
+    bound,
+    pipes,
+    refusal_message,
+    start,
+)
 
 
 def test_a_container_gets_the_pipe_of_its_card_its_limit_and_nothing_else(world):
@@ -29,11 +38,31 @@ def test_without_a_share_of_the_cores_there_is_no_percentage(world):
     assert PERCENT_ENV not in rig.env(start(rig, bound(rig)))
 
 
-def test_a_whole_card_goes_through_mps_too(world):
-    """Past it nobody gets in: the card is EXCLUSIVE_PROCESS."""
+@pytest.mark.parametrize("isolation", ["none", "advisory", "mps", "kernel"])
+def test_a_whole_card_is_without_mps_whatever_the_pod_demands(world, isolation):
     rig = world.rig.start()
-    env = rig.env(start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True)))
+    slot, message = refusal_message(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, isolation=isolation))
+    assert "is Ready, not Off" in message, "until the manager has opened the card"
+    world.cards[0].says(state=MpsState.OFF)
+    rig.kubelet.pre_start(slot)
+    assert pipes(rig, slot) == {}
+    assert rig.env(slot).keys().isdisjoint(OURS)
+
+
+@pytest.mark.parametrize("isolation", ["advisory", "mps", "kernel"])
+def test_a_whole_card_goes_through_the_daemon_of_all_cards(world, isolation):
+    """Past it nobody gets in: the card is EXCLUSIVE_PROCESS."""
+    world.one_for_all()
+    rig = world.rig.start()
+    env = rig.env(start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, isolation=isolation)))
     assert (env[LIMIT_ENV], env[PERCENT_ENV]) == (f"0={P100}M", "100")
+
+
+@pytest.mark.parametrize("isolation", ["advisory", "mps", "kernel"])
+def test_a_whole_card_needs_no_manager_whatever_the_pod_demands(idle_rig, isolation):
+    rig = idle_rig.start()
+    slot = start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, isolation=isolation))
+    assert rig.env(slot).keys().isdisjoint(OURS)
 
 
 def test_shares_of_several_cards_and_a_daemon_for_each(world):
@@ -90,6 +119,7 @@ def test_cores_are_given_as_often_as_the_setting_says(world):
 
 
 def test_a_whole_card_has_all_its_cores_and_a_former_grant_no_word_on_it(world):
+    world.one_for_all()
     rig = world.rig.start()
     slot = start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, percent_by="memory"))
     assert rig.env(slot)[PERCENT_ENV] == "100"
@@ -110,6 +140,8 @@ def test_the_kernels_limit_where_the_driver_has_one(world, driver, shares, whole
     for card in world.rig.cards:
         card["properties"] = {"driver": driver}
     world.rig.write_cards()
+    if whole:
+        world.cards[0].says(state=MpsState.OFF)
     rig = world.rig.start()
     slot = start(rig, bound(rig, "a", shares, whole=whole))
     assert rig.env(slot).get("NVIDIA_GPU_MEMORY_LIMIT") == limit

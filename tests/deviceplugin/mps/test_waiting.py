@@ -193,9 +193,9 @@ def test_mps_that_comes_back_before_the_grant_is_delivered_counts(world, monkeyp
     rig = world.rig.start()
     confirm = MpsWait.confirm_ready
 
-    def late(self, grant):
+    def late(self, grant, kernel_obstacles):
         world.cards[0].says(state=MpsState.STARTING)
-        confirm(self, grant)
+        confirm(self, grant, kernel_obstacles)
 
     monkeypatch.setattr(MpsWait, "confirm_ready", late)
     slot, message = refusal_message(rig, bound(rig))
@@ -215,7 +215,7 @@ def test_a_node_without_manager(idle_rig):
     _, message = refusal_message(rig, bound(rig, "d", [(0, 100)], isolation="mps"))
     assert "requires MPS (cardwise.dev/isolation), which this node does not have" in message
     _, message = refusal_message(rig, bound(rig, "e", [(0, 100)], isolation="on"))
-    assert "'on' is not a tier of isolation; create the pod again with one of none, advisory, mps" in message
+    assert "'on' is not a tier of isolation; write one of: none, advisory, mps, kernel; create the pod again" in message
 
 
 def test_a_node_that_is_to_have_no_mps_takes_no_notice_of_one(world):

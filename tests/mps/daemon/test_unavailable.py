@@ -48,6 +48,7 @@ class Container:
         self._grant = structs.replace(grant, shares=(share,), isolation=str(demand))
         state_dir = node.root.parent / "state"
         state_dir.mkdir(exist_ok=True)
+        self._kernel_obstacles = {share.uuid: "the driver is too old"}
         self._wait = MpsWait(HasManager.SEEN, node.root, state_dir, node.clock, node.clock)
         self._prepared: Grant | None = None
         self.with_mps: bool | None = None  # None: it has not started
@@ -57,7 +58,7 @@ class Container:
         """As PreStartContainer begins; it has no time to wait."""
         try:
             self._prepared = self._wait.wait_ready(
-                self._grant, lambda: contextlib.nullcontext(lambda: False), lambda: True
+                self._grant, self._kernel_obstacles, lambda: contextlib.nullcontext(lambda: False), lambda: True
             )
         except MpsNotReady as error:
             self._prepared, self.problem = None, str(error)
@@ -67,7 +68,7 @@ class Container:
         if self._prepared is None:
             return
         try:
-            self._wait.confirm_ready(self._prepared)
+            self._wait.confirm_ready(self._prepared, self._kernel_obstacles)
         except MpsNotReady as error:
             self._prepared, self.problem = None, str(error)
         else:

@@ -14,7 +14,7 @@ from tests import build
 from tests.webhook.reviews import Known, on_validate, patched
 from tests.webhook.sharing import SETTINGS, admitted, decision_on, env, judged, refused, sidecar
 from webhook.cluster.namespaces import Defaults
-from webhook.pods.context import WebhookSettings
+from webhook.pods.context import OversizePolicy, WebhookSettings
 from webhook.pods.isolation import FIELD
 from webhook.server.review import Decision
 
@@ -57,7 +57,7 @@ def test_the_default_is_the_best_that_the_card_offers_and_at_least_the_minimum(m
 
 def test_unknown_demand_error_lists_the_tiers() -> None:
     assert refused(pod_demanding("on")) == (
-        f"{FIELD}: 'on' is not a tier of isolation; write one of: none, advisory, mps"
+        f"{FIELD}: 'on' is not a tier of isolation; write one of: none, advisory, mps, kernel"
     )
     # Pods without a request may have any value.
     plain = build.pod(containers=[build.container("a", share=1)], annotations={names.ISOLATION: "on"})
@@ -89,13 +89,15 @@ def validate_in_namespace(namespace: str, pod: Json, known: Known, settings: Web
         ("advisory", "mps", "mps"),
         ("advisory", "", "advisory"),
         ("mps", "", "mps"),
+        ("mps", "kernel", "kernel"),
+        ("kernel", "", "kernel"),
         ("mps", "none", "mps"),  # users who may create a namespace cannot exempt themselves
     ],
 )
 def test_the_greatest_of_pod_namespace_and_cluster_counts(cluster: str, namespace: str, minimum: str) -> None:
     settings = replace(SETTINGS, isolation=Isolation(cluster))
     known = Known(namespaces={"team": Defaults(isolation=namespace)}, scopes=frozenset({"card"}))
-    for demand in (None, Isolation.ADVISORY, Isolation.MPS):
+    for demand in (None, Isolation.ADVISORY, Isolation.MPS, Isolation.KERNEL):
         expected = strongest(demand or Isolation.ADVISORY, Isolation(minimum))
         pod = pod_demanding(demand)
         assert isolation(admitted(pod, known, settings, "team")[0]) == expected
@@ -166,14 +168,45 @@ def test_unknown_percentage_source_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("amounts", [{"gpu_mem": 64, "gpu_count": 2}, {"gpu_count": 2}], ids=["split", "whole"])
 @pytest.mark.parametrize("demand", [None, "advisory"])
-def test_several_cards_are_without_mps_where_no_daemon_serves_several(amounts: Json, demand: str | None) -> None:
-    pod = pod_demanding(demand, **amounts)
+def test_several_cards_are_without_mps_where_no_daemon_serves_several(demand: str | None) -> None:
+    pod = pod_demanding(demand, gpu_mem=64, gpu_count=2)
     for known in (Known(), PER_CARD):
         after, warnings = admitted(pod, known)
         assert (isolation(after), warnings) == ("none", ())
     assert isolation(admitted(pod, PER_NODE)[0]) == "advisory"
+
+
+@pytest.mark.parametrize("known", [Known(), PER_CARD, PER_NODE], ids=["no MPS", "a daemon per card", "one daemon"])
+@pytest.mark.parametrize("demand", ["none", "advisory", "mps", "kernel"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_whole_cards_are_admitted_with_each_demand_and_each_minimum(known: Known, demand: str, count: int) -> None:
+    for minimum in Isolation:
+        after, warnings = admitted(pod_demanding(demand, gpu_count=count), known, replace(SETTINGS, isolation=minimum))
+        assert (isolation(after), warnings) == (demand, ())
+
+
+def test_demanded_limits_by_the_driver_wait_with_a_warning_where_no_driver_has_them() -> None:
+    _, warnings = admitted(pod_demanding("kernel"), PER_CARD, PLAIN)
+    reason = "the driver of no node limits memory (driver 615 or later does); the pod waits until one does"
+    assert warnings == (f"{FIELD}: {reason}",)
+    assert admitted(pod_demanding("kernel"), replace(PER_CARD, kernel_limit=True), PLAIN)[1] == ()
+    assert admitted(pod_demanding("mps"), Known(kernel_limit=True), PLAIN)[1] == (), "that meets mps as well"
+    split = admitted(pod_demanding("mps", gpu_mem=2000, gpu_count=2), Known(kernel_limit=True), PLAIN)[1]
+    assert "no node has an MPS manager now" in split[0], "it limits shares of one GPU only"
+
+
+@pytest.mark.parametrize("oversize", ["refuse", "wait"])
+@pytest.mark.parametrize("known", [Known(kernel_limit=True), PER_NODE])
+def test_a_share_of_several_cards_has_no_limit_by_the_driver(known: Known, oversize: OversizePolicy) -> None:
+    settings = replace(PLAIN, oversize=oversize)
+    split = pod_demanding("kernel", gpu_mem=2000, gpu_count=2)
+    message = judged(patched(split, decision_on(split, known, settings)), known, settings).message
+    problem = "container main has a share of several GPUs, and the driver limits shares of a single GPU only"
+    assert message == f"{FIELD}: {problem}; request one GPU in each container, or write mps"
+    required = replace(settings, isolation=Isolation.KERNEL)
+    message = judged(patched(split, decision_on(split, known, required)), known, required).message
+    assert message == f"{FIELD}: {problem}; request one GPU in each container"
 
 
 def test_several_cards_that_demand_mps_need_a_node_daemon() -> None:
