@@ -9,6 +9,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from tests.cluster import Cluster
+from tests.integration.commands import cardwise
 from tests.integration.conftest import spaces
 from tests.integration.sharing import Space, workload
 
@@ -71,3 +72,34 @@ def test_a_pod_waits_for_a_card_whose_mps_is_ready_and_runs_as_soon_as_one_is(sp
     report_mps(cluster, first, "Ready")
     assert space.placed(other) == (the_node(space), "0")
     space.running("waits", "none")
+
+
+def report_tier(cluster: Cluster, name: str, memory: str, reason: str = "") -> None:
+    """As the node's device plugin would."""
+    tiers = {"memory": memory, "memoryReason": reason, "compute": "none", "computeReason": ""}
+    cluster.api.patch(paths.extendedresources(name, "status"), {"status": {"isolation": tiers}}, "merge")
+
+
+def test_pods_wait_for_the_tier_that_they_demand_and_whole_gpus_meet_each(space: Space) -> None:
+    cluster = space.cluster
+    first, second = cards(space)
+    reason = "limits by the driver need driver 615 or later; this is 580.95.05"
+    for name in (first, second):
+        report_mps(cluster, name, "Unavailable")
+        report_tier(cluster, name, "advisory", reason)
+    space.nodes()
+    space.create(pod(space, "kernel", "kernel"))
+    space.create(pod(space, "mps", "mps"))
+    waits(space, "kernel", Refusal.KERNEL_MISSING)
+    waits(space, "mps", Refusal.MPS_MISSING)
+    report_mps(cluster, second, "Ready")
+    report_tier(cluster, second, "mps", reason)
+    assert space.placed("mps") == (the_node(space), "1")
+    waits(space, "kernel", Refusal.KERNEL_MISSING)
+    explained = cardwise(cluster, "explain", "pod", "kernel", "-n", space.name).stdout
+    assert f"its memory tier is mps, the pod demands kernel ({reason})" in explained
+    space.create(workload("whole", gpu_count=1, annotations={names.ISOLATION: "kernel"}, node=the_node(space)))
+    assert space.placed("whole") == (the_node(space), "0")
+    report_tier(cluster, second, "kernel", "not verified")
+    assert space.placed("kernel") == (the_node(space), "1")
+    space.running("kernel", "mps", "whole")
