@@ -144,7 +144,7 @@ def mutated_then_validated(client: FlaskClient, pod: Json) -> Json:
     [
         ({names.POLICY: "x" * 120_000}, "is not a placement policy", "spread-by=LABEL"),
         ({names.GROUP_NAME: "X" * 120_000, names.GROUP_NUM: "2"}, "is not a valid gang name", "63 of them"),
-        ({names.ISOLATION: "x" * 120_000}, "is not a tier of isolation", "mps"),
+        ({names.ISOLATION: "x" * 120_000}, "is not a tier of isolation", "kernel"),
     ],
 )
 def test_a_refusal_quotes_the_beginning_and_says_how_long_the_text_is(
