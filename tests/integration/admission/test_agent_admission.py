@@ -108,6 +108,18 @@ def test_the_agent_comes_and_the_qos_class_stays(api: Api, amounts: Json, qualit
     assert without["status"]["qosClass"] == quality
 
 
+def test_an_init_container_that_names_nothing_leaves_the_agent_its_amounts(api: Api) -> None:
+    """A HorizontalPodAutoscaler counts what runs together, so it ignores the init container and needs the agent's."""
+    manifest = pod("default", amounts={"requests": ONE, "limits": ONE})
+    manifest["spec"]["initContainers"] = [build.container("unpack")]
+    stored = api.create(manifest, DRY)
+    sidecar = agent(stored)
+    assert sidecar is not None
+    assert own(sidecar, "requests") == own(sidecar, "limits") == {"cpu": "50m", "memory": "64Mi"}
+    manifest["metadata"]["annotations"] = {names.SHARE_AGENT: "never"}
+    assert stored["status"]["qosClass"] == api.create(manifest, DRY)["status"]["qosClass"] == "Burstable"
+
+
 def limit_range(api: Api, space: str, *limits: Json) -> None:
     manifest = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "l", "namespace": space}}
     api.create(manifest | {"spec": {"limits": list(limits)}})
