@@ -107,7 +107,10 @@ def test_the_examples_name_cards_that_drivers_know():
     assert set(re.findall(r"model: (.+)", text)) <= known
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "gangs").glob("*.yaml")), ids=lambda path: path.stem)
+GANGS = [*(ROOT / "examples" / "gangs").glob("*.yaml"), ROOT / "examples" / "distributed" / "tf-distribute.yaml"]
+
+
+@pytest.mark.parametrize("path", sorted(GANGS), ids=lambda path: path.stem)
 def test_the_gangs_of_the_examples_can_start_and_their_authors_hear_the_truth(path):
     objects = list(yaml.safe_load_all(path.read_text()))
     needed, created = {}, {}
