@@ -63,7 +63,7 @@ class ManagerSettings:
     """Settings of the MPS manager.
 
     exclusive: whether cards are closed (compute mode EXCLUSIVE_PROCESS) while MPS serves them.
-    stop_daemons: idle, always or never; see docs/design/0005-mps.md.
+    stop_daemons: idle, always or never; see docs/reference/mps.md.
     cgroup: the mounted cgroup root below which daemons run; None: in the manager's cgroup.
     audit: settings of the audit; None: no audit.
     is_split: whether --gpus divides the node's cards between Cardwise and NVIDIA's device plugin.

@@ -1,7 +1,7 @@
 """Sends commands to an MPS daemon through NVIDIA's control program: one process and one timeout for each command.
 
 This module handles all traps of the protocol: return code 0 for almost every error, setters without confirmation,
-answers without delimiters, and a program that hangs with its daemon (docs/design/0005-mps.md, Traps and their tests).
+answers without delimiters, and a program that hangs with its daemon (docs/design/0005-mps.md).
 """
 
 import re

@@ -83,7 +83,7 @@ def test_the_examples_of_devices_are_of_devices():
 
 
 def rows_of_cards():
-    table = TYPES.partition("### Names of today's cards")[2].partition("\n## ")[0]
+    table = TYPES.partition("### Names of today's GPUs")[2].partition("\n## ")[0]
     return re.findall(r"^\| [^|]+ \| `([^`]+)` \| (\d+) \| `([^`]+)` \| `([^`]+)` \|$", table, re.MULTILINE)
 
 

@@ -2,8 +2,8 @@
 
 The real one is asked for by `make test-mps-real` ($CARDWISE_MPS_REAL; tests/mps/fetch.py). Its server is the double's,
 since no machine of ours has a card. What a daemon knows and answers is the same code in both doubles, so it is held
-against the one in memory (tests/mps/hosts.py); what needs a process, against the program. Which test has which trap,
-also of those that need a card, is a table in docs/design/0005-mps.md.
+against the one in memory (tests/mps/hosts.py); what needs a process, against the program. Each trap has a test
+with its name here, or in tests/realcard where it needs a card.
 """
 
 import contextlib
