@@ -1,5 +1,6 @@
 """The commands of the documents, typed on a real cluster in the order of their page. What cannot be typed here says
-where it is tried instead.
+where it is tried instead. Where a page shows output, the command prints these lines in this order, names and numbers
+aside.
 """
 
 import os
@@ -71,17 +72,53 @@ SLURP = {
 }
 
 
-def commands(page: Path) -> list[str]:
-    """The lines of its console blocks; of a block that shows answers too, those after the prompt."""
-    findings = []
+# Shown output that is of another cluster than the tests', by page and command.
+OF_OTHERS = {
+    ("README.md", "cardwise explain pod notebook"): "MPS runs there, and no other pod",
+    ("quickstart.md", "cardwise explain pod notebook"): "as in README.md",
+    ("quickstart.md", "cardwise inspect"): "it has one GPU",
+    ("defrag.md", "cardwise defrag --free-gpus 1"): "pods there hold a part of every GPU",
+}
+
+
+def typed_lines(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The lines of its console blocks, each with the lines that the page shows below it.
+
+    A block that shows output has a prompt, `$`, before each command.
+    """
     for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
         lines = [line.strip() for line in block.splitlines() if line.strip()]
-        typed = [line[2:] for line in lines if line.startswith("$ ")]
-        findings += typed or lines
-    return [line for line in findings if not line.startswith(tuple(ELSEWHERE))]
+        if not any(line.startswith("$ ") for line in lines):
+            yield from ((line, []) for line in lines)
+            continue
+        for part in "\n".join(lines).removeprefix("$ ").split("\n$ "):
+            command, *output = part.split("\n")
+            yield command, output
+
+
+def commands(page: Path) -> list[str]:
+    """Those of its lines that are typed here."""
+    return [line for line, _ in typed_lines(page) if not line.startswith(tuple(ELSEWHERE))]
+
+
+def _pattern(line: str) -> str:
+    """Matches the line with other numbers, names with numbers and widths, in any namespace in place of `default`.
+
+    `…` stands for anything.
+    """
+    line = re.sub(r"\bdefault(?=/| namespace)", "…", line)
+    words = [re.sub(r"\\?\d[\d,]*(?:\\?\.\d+)?", r"[\\d.,]+", re.escape(word)) for word in line.split()]
+    return r"\s*" + r"\s+".join(words).replace("…", ".*") + r"\s*"
+
+
+def missing_lines(shown: list[str], output: str) -> list[str]:
+    """Those of the shown lines that do not follow one after the other in the output."""
+    rest = iter(output.splitlines())
+    return [line for line in shown if not any(re.fullmatch(_pattern(line), printed) for printed in rest)]
 
 
 TYPED = {page.name: commands(page) for page in PAGES if page.name not in OTHER_PAGES and commands(page)}
+SHOWN = {page.name: {line: output for line, output in typed_lines(page) if output} for page in PAGES}
 
 
 @pytest.fixture(scope="module")
@@ -208,4 +245,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
 def test_every_command_of_the_page_works(page, shell):
     for line in TYPED[page] + LEFT.get(page, []):
         output = shell.tried(line)
-        assert output.returncode == 0, f"{page}: {line}\n{output.stdout}{output.stderr}"
+        printed = output.stdout + output.stderr
+        assert output.returncode == 0, f"{page}: {line}\n{printed}"
+        if (page, line) not in OF_OTHERS:
+            assert missing_lines(SHOWN[page].get(line, []), printed) == [], f"{page}: {line}\n{printed}"
