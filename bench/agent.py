@@ -68,7 +68,7 @@ def _pod_environment(folder: Path, daemon: socket.socket) -> dict[str, str]:
     root = folder / "mps"
     home = Path(mps.folder(str(root), _UUID))
     directories.prepare_folders(home)
-    daemon.bind(str(home / mps.CLIENTS / mps.CONTROL))
+    daemon.bind(str(home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET))
     daemon.listen(1024)
     status = Status(
         uuids=(_UUID,),

@@ -142,9 +142,9 @@ def _nominate(policy: str = "", *, new_constraints: bool = False, full: bool = F
 
     def situation(state: State, all_nodes: list[str], run: int) -> None:
         state.nominator.add_scheduler("default-scheduler")
-        if policy == policies.DEFAULT and not state.policies.is_active:
+        if policy == policies.DEFAULT_POLICY and not state.policies.is_active:
             state.policies.start_engine(Engine, policy)
-        while policy == policies.DEFAULT and state.policies.precompute_scores(64):
+        while policy == policies.DEFAULT_POLICY and state.policies.precompute_scores(64):
             pass  # `WorkloadController` does this between two calls
         for node in all_nodes[:-100] if full else ():
             state.set_node(node, nodeinfo.NodeRecord(Load(1, 1 << 40, 110)))
@@ -258,7 +258,7 @@ SITUATIONS: dict[str, Situation] = {
     **{f"the extender preempts for a gang of {size}, a node each": _preempt_by_extender(size) for size in (8, 32)},
     f"beside {NOMINATED} nominated pods": _place_beside_nominated,
     f"{NOMINEES} pods are nominated": _nominate(),
-    f"{NOMINEES} pods are nominated by {policies.DEFAULT}": _nominate(policies.DEFAULT),
+    f"{NOMINEES} pods are nominated by {policies.DEFAULT_POLICY}": _nominate(policies.DEFAULT_POLICY),
     f"{NOMINEES} pods are nominated, each with new constraints": _nominate(new_constraints=True),
     f"{NOMINEES} pods are nominated, 100 nodes have cpu": _nominate(full=True),
     f"preemption on a node of {CARDS} cards and {PODS_ON_FULL_NODE} pods": _preempt_on_full_node,

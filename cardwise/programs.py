@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import Final
 
-_OURS: Final = ("webhook", "extender", "deviceplugin", "mps", "cardwise")
+_OWN_PACKAGES: Final = ("webhook", "extender", "deviceplugin", "mps", "cardwise")
 
 
 def _run(component: str) -> None:
@@ -19,7 +19,7 @@ def _run(component: str) -> None:
     try:
         program = import_module(f"{component}.__main__")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in _OURS:
+        if (error.name or "").partition(".")[0] in _OWN_PACKAGES:
             raise
         sys.exit(
             f"cardwise-{component} needs {error.name}, which is not installed; write: pip install 'cardwise[server]'"

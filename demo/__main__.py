@@ -14,7 +14,7 @@ import click
 import yaml
 
 from cardwise.cli.render import inspecttable
-from cardwise.core.api.policies import FALLBACK
+from cardwise.core.api.policies import FALLBACK_POLICY
 from cardwise.kube import clusterstate
 from cardwise.kube.errors import KubeError
 from demo.scenes import FOUR_CARDS, SCENES, Scene, SceneFailed
@@ -45,7 +45,7 @@ def demo(once: bool, state_dir: Path) -> None:
             sim_nodes=1 if real else 4,
             cards=Path(cards.name),
             # Alibaba's articles use this policy; the default one learns from the pods of earlier scenes.
-            part_args={"extender": [f"--policy={FALLBACK}"]},
+            part_args={"extender": [f"--policy={FALLBACK_POLICY}"]},
         )
         cluster = Cluster.start(spec, click.echo)
     failed = ["the scenes were interrupted"]

@@ -278,7 +278,7 @@ class NodeAgent:
         if access is None:
             return None
         metrics.REGISTRATIONS.inc()
-        return PluginServer(socket, slot_ids=slots.IDS, access=access, prestart=self._run_timed_prestart)
+        return PluginServer(socket, slot_ids=slots.SLOT_IDS, access=access, prestart=self._run_timed_prestart)
 
     def _probe_access(self) -> Access | None:
         if self._settings.access is None:

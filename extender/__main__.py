@@ -51,7 +51,7 @@ _TLS_DIR = Path("/run/cardwise/extender-tls")  # for the files of the Secret
 # Seconds after the arrival of a bind call in which its Binding may be posted: with a single extender stanza, and with a
 # stanza for bind alone. Shorter than the stanza's `httpTimeout` (kube-scheduler's default is 5 s; the stanza for bind
 # has 300 s): a Binding that is posted after kube-scheduler has given up takes a card for a pod that is scheduled again.
-_DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
+_BIND_DEADLINE_SECONDS, _BIND_DEADLINE_SECONDS_ON_OWN_PORT = 4.0, 60.0
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -79,7 +79,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0
 @click.option(
     "--policy",
     type=click.Choice(policies.CARD_POLICIES),
-    default=policies.DEFAULT,
+    default=policies.DEFAULT_POLICY,
     help=f"Placement policy of pods without the annotation {names.POLICY}.",
 )
 @click.option(
@@ -150,11 +150,11 @@ def main(
     Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect, and preempt.
     """
     logs.configure("extender", common.log_level, common.log_format)
-    deadline = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
+    deadline = _BIND_DEADLINE_SECONDS if bind_port_bind is None else _BIND_DEADLINE_SECONDS_ON_OWN_PORT
     extender_settings = ExtenderSettings(
         namespace=namespace,
         bind_deadline=deadline,
-        nominate_above_nodes=nominator.ABOVE_NODES,
+        nominate_above_nodes=nominator.MIN_NODES,
         **settings,  # type: ignore[arg-type]
     )
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]

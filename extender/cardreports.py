@@ -4,12 +4,12 @@ Each new share in a card's report costs work under the lock that scheduling need
 write hundreds of new shares many times a second. Without a limit the watch would fall behind, and the extender would
 receive the reports of all nodes late.
 
-Theory of operation. Each node has credit for `_BURST` shares, and regains `_SHARES_PER_SECOND`. While the node has
-credit, its changes are handed over at once, in the reflector's thread. Without credit, the newest object of each of its
-cards waits. `hand_over_waiting`, called several times a second, hands over one card of each node in turn as the node
-regains credit.
-At most one object waits for each card. A cordon never waits: only people write cordons, so a node cannot send many.
-Other changes of a node without credit may be late. This affects only the node's own cards, so scheduling continues.
+Theory of operation. Each node has credit for `_MAX_CREDIT_SHARES` shares, and regains `_SHARES_PER_SECOND`. While the
+node has credit, its changes are handed over at once, in the reflector's thread. Without credit, the newest object of
+each of its cards waits. `hand_over_waiting`, called several times a second, hands over one card of each node in turn as
+the node regains credit. At most one object waits for each card. A cordon never waits: only people write cordons, so a
+node cannot send many. Other changes of a node without credit may be late. This affects only the node's own cards, so
+scheduling continues.
 
 Example: a node writes 20 reports a second, each with 512 new shares. A report costs 1,025: 1, and 1 for each share that
 is new or gone. So 4 of the reports are handed over at once, and then one in 5 seconds. The reports of other nodes are
@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 
 # Shares. The burst is as large as a node's report may be (`inventory.MAX_REPORTED_SHARES`). A share takes about 30 us,
 # so 200 shares a second take less than a hundredth of a core.
-_BURST: Final = 4096.0
+_MAX_CREDIT_SHARES: Final = 4096.0
 _SHARES_PER_SECOND: Final = 200.0
 
 
@@ -198,11 +198,11 @@ class CardReports:
     def _update_credit(self, node: str) -> float:
         credit = self._credits.get(node)
         if credit is None:
-            return _BURST
+            return _MAX_CREDIT_SHARES
         now = self._clock.now()
-        credit.shares = min(_BURST, credit.shares + (now - credit.updated_at) * _SHARES_PER_SECOND)
+        credit.shares = min(_MAX_CREDIT_SHARES, credit.shares + (now - credit.updated_at) * _SHARES_PER_SECOND)
         credit.updated_at = now
-        if credit.shares >= _BURST:
+        if credit.shares >= _MAX_CREDIT_SHARES:
             del self._credits[node]
         return credit.shares
 

@@ -75,7 +75,7 @@ class ExtenderSettings:
     # The next three are other than the defaults only in tests. Filter returns the one best node: kube-scheduler's own
     # scores know no cards. A pod for which they count more has soft preferences, or the annotation `names.ONE_NODE`.
     one_best_node: bool = True
-    nominate_above_nodes: int = nominator.ABOVE_NODES
+    nominate_above_nodes: int = nominator.MIN_NODES
     terminating_seconds: float = TERMINATING_SECONDS
     pod: str = ""  # the name of the pod in which this process runs
     inspect_unit: str = Unit.MIB

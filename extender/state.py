@@ -16,11 +16,11 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.mpsprofile import COMMON
+from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Rank
-from cardwise.core.placement.kinds import UNKNOWN
+from cardwise.core.placement.kinds import UNKNOWN_KIND
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
@@ -31,7 +31,7 @@ from extender.cache.inventory import ShareReport
 from extender.cache.nominated import NominatedPods
 from extender.cache.pacing import Pace
 from extender.cache.quotas import FullEntry
-from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts
+from extender.cache.reservations import UNPOSTED_PHASES, Assumed, KnownBinding, Phase, Timeouts
 from extender.cache.statelock import StateLock
 from extender.gangs import gangtypes
 from extender.gangs.gangplaces import GangPlaces
@@ -282,7 +282,7 @@ class State:
             return self._reservations.known_binding(uid)
 
     def plan_pod(
-        self, placement_request: PlacementRequest, *, created: str = nominator.YOUNGEST
+        self, placement_request: PlacementRequest, *, created: str = nominator.LATEST_CREATION_TIME
     ) -> Placement | Unplaceable | KnownBinding:
         """Choose the best node, and reserve cards there for the pod until its bind. Replaces an earlier plan.
 
@@ -315,7 +315,7 @@ class State:
             return False
 
     def score_fitting_nodes(
-        self, placement_request: PlacementRequest, *, created: str = nominator.YOUNGEST
+        self, placement_request: PlacementRequest, *, created: str = nominator.LATEST_CREATION_TIME
     ) -> dict[str, int] | Unplaceable | KnownBinding:
         """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing.
 
@@ -375,7 +375,7 @@ class State:
                 self._reservations.release_plan(uid)
                 self.gangs.mark_unposted(uid)
             else:
-                mps_client = request.mps_client if request is not None else COMMON
+                mps_client = request.mps_client if request is not None else COMMON_CLIENT
                 peer_key = request.peer_key if request is not None else None
                 self._reservations.assume(
                     pod, node, chosen_cards, mps_client=mps_client, epoch=epoch, peer_key=peer_key
@@ -465,7 +465,7 @@ class State:
                 return True
             kinds = self._ledger.kinds
             used_kinds = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
-            return any(kind == UNKNOWN or name in kinds.get(kind).classes for kind in used_kinds)
+            return any(kind == UNKNOWN_KIND or name in kinds.get(kind).classes for kind in used_kinds)
 
     def take_changed_nodes(self) -> set[str]:
         """The nodes whose cards or holdings have changed since the last call."""
@@ -610,7 +610,7 @@ class State:
         """The cards of the pod's plan for the node if the plan is still valid, else other cards on the node."""
         self._cache.sync_cards()
         row = self._reservations.get(placement_request.pod.uid)
-        plan = row.holding if row is not None and row.phase in PLANS and row.node == node else None
+        plan = row.holding if row is not None and row.phase in UNPOSTED_PHASES and row.node == node else None
         if plan is not None and self._cache.is_plan_valid(plan, placement_request.request):
             return plan.assignment
         placement = self._placing.place_on(placement_request, node)

@@ -38,7 +38,7 @@ from mps.audit.evicting import EVICTIONS_PER_HOUR
 from mps.daemon import directories, units
 from mps.daemon.machine import PROBE_TIMEOUT_SECONDS, DaemonPace
 from mps.host import cgroups
-from mps.host.processes import CONTROL, LOCAL
+from mps.host.processes import CONTROL_PROGRAM, LOCAL
 from mps.manager import ManagerLock, ManagerSettings, MpsManager, RootLocked
 
 _log = structlog.get_logger(__name__)
@@ -67,12 +67,12 @@ def _check_above_zero(_: click.Context, __: click.Parameter, seconds: float) -> 
 
 def _check_former_daemons(root: Path) -> None:
     """Check that a former manager's daemons can be served: not without the control program. Raises InvalidRequest."""
-    running_pids = [process.pid for pipe in root.glob(f"*/{mps.PIPE}") for process in LOCAL.daemons(pipe)]
-    if running_pids and shutil.which(CONTROL) is None:
+    running_pids = [process.pid for pipe in root.glob(f"*/{mps.PIPE_FOLDER}") for process in LOCAL.daemons(pipe)]
+    if running_pids and shutil.which(CONTROL_PROGRAM) is None:
         raise InvalidRequest(
             "PATH",
-            f"{CONTROL} is missing, and MPS daemons of a former manager run ({', '.join(map(str, running_pids))}), "
-            "which could be neither checked nor ended",
+            f"{CONTROL_PROGRAM} is missing, and MPS daemons of a former manager run "
+            f"({', '.join(map(str, running_pids))}), which could be neither checked nor ended",
             "install it again: it belongs to NVIDIA's driver, and NVIDIA_DRIVER_CAPABILITIES=compute,utility mounts it",
         )
 
@@ -168,7 +168,7 @@ def main(
         node=node_name,
         root=root,
         scope=DaemonScope(scope),
-        control=Path(CONTROL),
+        control=Path(CONTROL_PROGRAM),
         pace=DaemonPace(probe_timeout=probe_timeout),
         exclusive=exclusive,
         stop_daemons=stop_daemons,

@@ -91,7 +91,7 @@ class ManagerLock:
     def __init__(self, root: Path) -> None:
         """Open the lock file. Raises OSError."""
         directories.create_open_folder(root)
-        self._path = root / mps.LOCK
+        self._path = root / mps.LOCK_FILE
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def acquire(self) -> None:
@@ -517,7 +517,7 @@ class MpsManager:
     def inherit_daemons(self) -> None:
         """Take over a former manager's daemon of the whole node, and end daemons of other folders. Raises OSError."""
         home = Path(mps.node_daemon_folder(str(self._settings.root)))
-        status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE)
+        status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE_FOLDER)
         if status is not None and processes:
             self._inherited_daemon = processes[0].pid, status.uuids
         self._end_leftovers()
@@ -561,7 +561,7 @@ class MpsManager:
             return
         has_skipped = False
         served_homes = {unit.home for unit in daemon_units(self._settings, self._gpus.cards())} | self._daemons.keys()
-        for pipe in self._settings.root.glob(f"*/{mps.PIPE}"):
+        for pipe in self._settings.root.glob(f"*/{mps.PIPE_FOLDER}"):
             home = pipe.parent
             if home in served_homes:
                 continue
@@ -614,7 +614,7 @@ def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[Da
     if not cards:
         return []
     home = Path(mps.node_daemon_folder(str(settings.root)))
-    return [DaemonUnit(name=mps.NODE, home=home, scope=DaemonScope.NODE, cards=tuple(cards))]
+    return [DaemonUnit(name=mps.NODE_FOLDER, home=home, scope=DaemonScope.NODE, cards=tuple(cards))]
 
 
 def _holds_unit(pod: PodView, unit: DaemonUnit) -> bool:

@@ -52,13 +52,13 @@ from webhook.pods.context import (
     OversizePolicy,
     WebhookSettings,
 )
-from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
+from webhook.server.app import BINDINGS_PATH, MAX_BODY, create_app, namespace_of
 from webhook.templates.spellings import NvidiaGpu
 
 _log = structlog.get_logger(__name__)
 
 _THREADS = 4
-LIFETIMES, CHECK_SECONDS = tls.Lifetimes(), tls.INTERVAL  # of the certificates
+LIFETIMES, CHECK_SECONDS = tls.Lifetimes(), tls.CHECK_INTERVAL_SECONDS  # of the certificates
 _EXEMPT_NAMESPACES = ("kube-system", names.NAMESPACE)
 
 
@@ -279,7 +279,7 @@ def main(
         tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key", ca=client_ca),
         client_ca=client_ca is not None,
         call_owner=namespace_of,
-        prompt=[BINDINGS],
+        prompt=[BINDINGS_PATH],
         on_worker_start=process.start,
         on_worker_stop=process.stop,
     ).run()

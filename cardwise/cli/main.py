@@ -12,7 +12,7 @@ import click
 
 from cardwise.cli import console, options, rights
 
-_INTERRUPTED = 130  # the exit status after Ctrl-C: 128 plus the number of SIGINT
+_INTERRUPTED_STATUS = 130  # the exit status after Ctrl-C: 128 plus the number of SIGINT
 # By the command's name: its module, and its description in one line of 80 columns.
 _COMMANDS: Final = {
     "bundle": ("bundle", "Collect a support bundle"),
@@ -69,7 +69,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            ctx.exit(_INTERRUPTED)
+            ctx.exit(_INTERRUPTED_STATUS)
         except click.UsageError:
             raise  # the message contains only text of Cardwise and of the user
         except click.ClickException as error:

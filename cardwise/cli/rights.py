@@ -10,7 +10,7 @@ from cardwise.core.values import shellcommand
 if TYPE_CHECKING:
     from cardwise.kube import errors
 
-_DENIED: Final = re.compile(
+_DENIAL_PATTERN: Final = re.compile(
     r'User "(?P<user>[^"]+)" cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]+)")?'
 )
@@ -97,7 +97,7 @@ def _describe_anonymous() -> str:
 
 def _parse_denial(error: "errors.Forbidden") -> _Denial | None:
     """Parse the denied request; None if the message does not name one."""
-    match = _DENIED.search(error.message)
+    match = _DENIAL_PATTERN.search(error.message)
     if match is None:
         return None
     return _Denial(match["user"], match["verb"], match["resource"], match["group"], match["namespace"] or "")

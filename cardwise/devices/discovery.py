@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cardwise.devices.protocol import RDMA, DeviceNode, OtherDevice
+from cardwise.devices.protocol import RDMA_KIND, DeviceNode, OtherDevice
 from cardwise.devices.settings import DeviceRule
-from cardwise.devices.sysfs import VFIO, PciDevice, RdmaDevice, Sysfs, natural_sort_key
+from cardwise.devices.sysfs import VFIO_DRIVER, PciDevice, RdmaDevice, Sysfs, natural_sort_key
 
 _RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # misc devices: all devices of a kind share their device nodes
 
@@ -37,7 +37,7 @@ def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node_name: str
 def _matching_devices(
     rule: DeviceRule, sysfs_tree: Sysfs, dev: Path, node_name: str, matched_names: set[str]
 ) -> Iterator[OtherDevice]:
-    if rule.kind == RDMA:
+    if rule.kind == RDMA_KIND:
         rdma_devices = sysfs_tree.rdma_devices()
         guids = Counter(device.guid for device in rdma_devices)
         common = _device_nodes([f"infiniband/{_RDMA_CM}"] if sysfs_tree.has_misc(_RDMA_CM) else [], dev)
@@ -68,7 +68,7 @@ def _rdma_device(
     if port is not None:
         properties |= {"linkLayer": port.link_layer, "rate": port.rate}
     return OtherDevice(
-        kind=RDMA,
+        kind=RDMA_KIND,
         index=0,
         uuid=_object_name(f"rdma-{name}"),
         model=rdma.model or (_vendor_device(pci) if pci is not None else rdma.name),
@@ -82,7 +82,7 @@ def _rdma_device(
 
 
 def _other_pci_device(kind: str, pci: PciDevice, node_name: str, device_files: Iterable[str], dev: Path) -> OtherDevice:
-    is_vfio = pci.driver == VFIO and pci.iommu_group is not None
+    is_vfio = pci.driver == VFIO_DRIVER and pci.iommu_group is not None
     return OtherDevice(
         kind=kind,
         index=0,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cardwise.clock import SYSTEM, Clock
 
-RDMA = "rdma"  # the kind of RDMA devices; administrators name the other kinds
+RDMA_KIND = "rdma"  # the kind of RDMA devices; administrators name the other kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ import yaml
 from cardwise.core.values import objectnames
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
-from cardwise.devices.protocol import RDMA
+from cardwise.devices.protocol import RDMA_KIND
 
-_GPU = "nvidia-gpu"  # the kind of GPUs: a rule may not use it, since the driver reports GPUs
+_GPU_KIND = "nvidia-gpu"  # the kind of GPUs: a rule may not use it, since the driver reports GPUs
 _PCI_FIELDS = ("vendor", "device", "class")
-_ID = re.compile(r"[0-9a-f]{4}")
-_CLASS = re.compile(r"[0-9a-f]{1,6}")
+_PCI_ID_PATTERN = re.compile(r"[0-9a-f]{4}")
+_PCI_CLASS_PATTERN = re.compile(r"[0-9a-f]{1,6}")
 _EXAMPLE = '{kind: nic, pci: {vendor: "15b3", device: "1018"}}'
 
 
@@ -83,11 +83,11 @@ def _parse_rule(entry: object, field: str) -> DeviceRule:
     if not isinstance(kind, str) or not objectnames.is_label(kind):
         problem = "is missing" if kind is None else f"{quote_text(kind)} is not a DNS label"
         raise InvalidRequest(f"{field}.kind", problem, "write rdma, or a word of your own such as nic or fpga")
-    if kind == _GPU:
+    if kind == _GPU_KIND:
         remedy = "leave the entry out, or choose another kind for devices that are not GPUs"
         raise InvalidRequest(f"{field}.kind", f"{kind} devices are found by their driver and need no entry", remedy)
     pci = entry.get("pci")
-    if pci is None and kind == RDMA:
+    if pci is None and kind == RDMA_KIND:
         return DeviceRule(kind=kind)
     if not isinstance(pci, Mapping) or not pci:
         problem = (
@@ -101,10 +101,14 @@ def _parse_rule(entry: object, field: str) -> DeviceRule:
     _check_field_names(pci, _PCI_FIELDS, f"{field}.pci.")
     return DeviceRule(
         kind=kind,
-        vendor=_parse_digits(pci, "vendor", _ID, field, 'four hexadecimal digits in quotes, such as "15b3"'),
-        device=_parse_digits(pci, "device", _ID, field, 'four hexadecimal digits in quotes, such as "1018"'),
+        vendor=_parse_digits(
+            pci, "vendor", _PCI_ID_PATTERN, field, 'four hexadecimal digits in quotes, such as "15b3"'
+        ),
+        device=_parse_digits(
+            pci, "device", _PCI_ID_PATTERN, field, 'four hexadecimal digits in quotes, such as "1018"'
+        ),
         class_code=_parse_digits(
-            pci, "class", _CLASS, field, 'the first of its six hexadecimal digits in quotes, such as "1200"'
+            pci, "class", _PCI_CLASS_PATTERN, field, 'the first of its six hexadecimal digits in quotes, such as "1200"'
         ),
     )
 

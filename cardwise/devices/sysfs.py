@@ -14,14 +14,14 @@ from pathlib import Path
 
 from cardwise.devices.settings import PciFacts
 
-VFIO = "vfio-pci"
-_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_RATE = re.compile(r"([0-9.]+) Gb/sec")
-_ACTIVE = "ACTIVE"
+VFIO_DRIVER = "vfio-pci"
+_PCI_ADDRESS_PATTERN = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_PORT_RATE_PATTERN = re.compile(r"([0-9.]+) Gb/sec")
+_ACTIVE_PORT_STATE = "ACTIVE"
 _NO_GUID = "0000:0000:0000:0000"
 # Device nodes that no container gets. The machine itself uses the clock of a network card (ptp). A process that opens
 # issm becomes the subnet manager of the fabric.
-_EXCLUDED = ("/ptp/", "/infiniband_mad/issm")
+_EXCLUDED_PATH_PARTS = ("/ptp/", "/infiniband_mad/issm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +51,17 @@ class RdmaDevice:
     @property
     def port(self) -> Port | None:
         """The port that the device's properties describe: the first active one, else the first."""
-        return next((port for port in self.ports if port.state == _ACTIVE), next(iter(self.ports), None))
+        return next((port for port in self.ports if port.state == _ACTIVE_PORT_STATE), next(iter(self.ports), None))
 
     @property
     def problem(self) -> str | None:
         """Why the device cannot transfer data, None while a port is active."""
-        if any(port.state == _ACTIVE for port in self.ports):
+        if any(port.state == _ACTIVE_PORT_STATE for port in self.ports):
             return None
         states = ", ".join(f"port {port.number} is {port.state or 'silent'}" for port in self.ports) or "it has none"
-        return f"no port of {self.name} is {_ACTIVE}: {states}; look at `rdma link`, the cable and the switch"
+        return (
+            f"no port of {self.name} is {_ACTIVE_PORT_STATE}: {states}; look at `rdma link`, the cable and the switch"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,9 @@ class Sysfs:
         ]
 
     def pci_addresses(self) -> list[str]:
-        return sorted(name for name in _list_names(self._root / "bus" / "pci" / "devices") if _ADDRESS.fullmatch(name))
+        return sorted(
+            name for name in _list_names(self._root / "bus" / "pci" / "devices") if _PCI_ADDRESS_PATTERN.fullmatch(name)
+        )
 
     def pci_device(self, address: str) -> PciDevice:
         folder = self._root / "bus" / "pci" / "devices" / address
@@ -113,7 +117,7 @@ class Sysfs:
         for name in sorted(_list_names(folder)):
             path = _read_link(folder / name)
             owner = _last_address(path)
-            if owner and not any(part in path for part in _EXCLUDED):
+            if owner and not any(part in path for part in _EXCLUDED_PATH_PARTS):
                 nodes_by_address[owner].append(_node_name(folder / name, path))
         return {address: sorted(nodes, key=natural_sort_key) for address, nodes in nodes_by_address.items()}
 
@@ -152,7 +156,7 @@ class Sysfs:
 
 
 def _read_port(folder: Path) -> Port:
-    rate = _RATE.match(_read_text(folder / "rate"))
+    rate = _PORT_RATE_PATTERN.match(_read_text(folder / "rate"))
     return Port(
         number=int(folder.name) if folder.name.isdigit() else 0,
         state=_read_text(folder / "state").rpartition(": ")[2],
@@ -171,7 +175,7 @@ def _node_name(folder: Path, path: str) -> str:
 
 def _last_address(path: str) -> str | None:
     """The last PCI address in a sysfs path, or None. The path of a device behind bridges has several."""
-    return next((part for part in reversed(path.split("/")) if _ADDRESS.fullmatch(part)), None)
+    return next((part for part in reversed(path.split("/")) if _PCI_ADDRESS_PATTERN.fullmatch(part)), None)
 
 
 def _read_text(path: Path) -> str:

@@ -50,7 +50,7 @@ def unready_reason_of(
     if readiness.state is MpsState.UNAVAILABLE:
         return readiness.reason  # valid without a manager too
     if not is_manager_running(root):
-        return f"no MPS manager runs on this node ({root / mps.LOCK} is not held)"
+        return f"no MPS manager runs on this node ({root / mps.LOCK_FILE} is not held)"
     return readiness.reason
 
 
@@ -83,7 +83,7 @@ def _readiness_of(
     if folder is None or status is None:
         return CardReadiness(f"the MPS manager of the node does not serve {uuid} (yet)", None)
     reason = mps.start_problem(status, uuid, now=clock.now(), required_state=required_state, required_mib=memory_limit)
-    if not reason and required_state is MpsState.READY and not is_daemon_listening(folder / mps.CLIENTS):
+    if not reason and required_state is MpsState.READY and not is_daemon_listening(folder / mps.CLIENTS_FOLDER):
         reason = f"the MPS daemon of {uuid} takes no connection"
     return CardReadiness(reason, status.state)
 
@@ -104,7 +104,7 @@ def find_daemon_state(root: Path, uuid: str) -> CardState:
 def read_state(folder: Path) -> Status | None:
     """The decoded state file of a daemon's folder, None if it is missing or unreadable."""
     try:
-        return mps.decode((folder / mps.READY).read_text())
+        return mps.decode((folder / mps.READY_FILE).read_text())
     except (OSError, UnicodeDecodeError, mps.UnreadableState):
         return None
 
@@ -118,7 +118,7 @@ def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
     """
     for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_daemon_folder(str(root)))):
         try:
-            former = json.loads((folder / mps.MODES).read_bytes())
+            former = json.loads((folder / mps.MODES_FILE).read_bytes())
             # A saved mode EXCLUSIVE_PROCESS means that another program had closed the card before the manager started.
             if former.get(uuid, ComputeMode.EXCLUSIVE_PROCESS) != ComputeMode.EXCLUSIVE_PROCESS:
                 return True
@@ -134,7 +134,7 @@ def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
 def is_manager_running(root: Path) -> bool:
     """Whether a process holds the manager's lock. The kernel releases the lock when the process ends."""
     try:
-        descriptor = os.open(root / mps.LOCK, os.O_RDONLY)
+        descriptor = os.open(root / mps.LOCK_FILE, os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -169,7 +169,7 @@ def is_daemon_listening(folder: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_CONNECT_SECONDS)
         try:
-            client.connect(str(folder / mps.CONTROL))
+            client.connect(str(folder / mps.CONTROL_SOCKET))
         except OSError as error:
             return error.errno == errno.EPROTOTYPE
     return True

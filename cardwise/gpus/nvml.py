@@ -47,11 +47,11 @@ _PROBE_SECONDS = 5.0
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 5.0
 _SILENT_SECONDS = 20.0  # a card without an answer for this time is unhealthy
-_HANGS = (
+_HANG_ERRORS = (
     f"the GPU does not answer: a call of NVML has not returned for {_SILENT_SECONDS:.0f} s; see dmesg, and reset the "
     "GPU or reboot the node if this persists"
 )
-_MODES = {
+_COMPUTE_MODES = {
     pynvml.NVML_COMPUTEMODE_DEFAULT: ComputeMode.DEFAULT,
     pynvml.NVML_COMPUTEMODE_PROHIBITED: ComputeMode.PROHIBITED,
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeMode.EXCLUSIVE_PROCESS,
@@ -134,10 +134,10 @@ class NvmlGpus:
 
     def compute_mode(self, uuid: str) -> ComputeMode:
         # EXCLUSIVE_THREAD, which drivers have not accepted for years, counts as prohibited.
-        return _MODES.get(self._call_card(uuid, pynvml.nvmlDeviceGetComputeMode), ComputeMode.PROHIBITED)
+        return _COMPUTE_MODES.get(self._call_card(uuid, pynvml.nvmlDeviceGetComputeMode), ComputeMode.PROHIBITED)
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
-        number = next(number for number, named in _MODES.items() if named is mode)
+        number = next(number for number, named in _COMPUTE_MODES.items() if named is mode)
         self._call_card(uuid, lambda handle: pynvml.nvmlDeviceSetComputeMode(handle, number))
 
     def processes(self, uuid: str) -> list[GpuProcess]:
@@ -254,11 +254,11 @@ class NvmlGpus:
 
     def _mark_unresponsive(self, index: int) -> None:
         if index in self._missing:
-            self._mark_missing(index, _HANGS)
+            self._mark_missing(index, _HANG_ERRORS)
         with self._lock:
             for card in self._cards:
                 if card.index == index:
-                    self._faults.record(card.uuid, _HANGS)
+                    self._faults.record(card.uuid, _HANG_ERRORS)
             self._update_reasons()
 
     def _report_failure(self, thread: str) -> None:

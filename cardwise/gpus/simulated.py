@@ -80,10 +80,12 @@ class _CardsFile(Struct, forbid_unknown_fields=True):
 
 
 CardsAndHealth = tuple[list[GpuCard], dict[str, Health]]
-_Stamp = tuple[int, int, int, int]
+_FileStamp = tuple[int, int, int, int]
 
 
-_NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # a UUID in lower case: the name of its ExtendedResource
+_OBJECT_NAME_PATTERN = re.compile(
+    r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?"
+)  # a UUID in lower case: the name of its ExtendedResource
 
 
 def parse_cards(text: str, source: str) -> CardsAndHealth:
@@ -115,7 +117,7 @@ def _inventory(entries: list[_CardEntry], source: str) -> CardsAndHealth:
             raise InvalidCards(f"{field}.index: {entry.index} is negative or used twice; number the GPUs from 0")
         if not entry.uuid or entry.uuid in health:
             raise InvalidCards(f"{field}.uuid: {entry.uuid!r} is empty or used twice; give each GPU its own")
-        if not _NAMEABLE.fullmatch(entry.uuid.lower()):
+        if not _OBJECT_NAME_PATTERN.fullmatch(entry.uuid.lower()):
             raise InvalidCards(f"{field}.uuid: {entry.uuid!r} cannot name an object; write letters, digits and dashes")
         indices.add(entry.index)
         container_path = entry.container_path or f"/dev/nvidia{entry.index}"
@@ -241,7 +243,7 @@ class SimulatedGpus:
             return self._inventory
 
 
-def _stamp(path: Path) -> _Stamp | None:
+def _stamp(path: Path) -> _FileStamp | None:
     try:
         status = path.stat()
     except OSError:

@@ -21,7 +21,7 @@ class XidEffect(Enum):
 # Xids with the action RESTART_APP or IGNORE in the catalogue: errors of applications, and reports about repairs and
 # about the driver. For 109 the catalogue has a reset, but NVIDIA's own device plugin treats it as an application error;
 # if an error 109 is more serious, the driver requests a recovery action.
-_HARMLESS: Final = frozenset(
+_HARMLESS_XIDS: Final = frozenset(
     (
         *(8, 11, 13, 14, 25, 31, 32, *range(37, 42), 43, 44, 45, 60, 63, *range(66, 73), 75, 76, 77, 80),
         *(*range(82, 87), 88, 89, 92, 93, 94, *range(96, 110), 121, *range(126, 136), 137, 139, 141),
@@ -31,9 +31,9 @@ _HARMLESS: Final = frozenset(
 # Xids with the action RESET_GPU, RESTART_BM or RESTART_VM in the catalogue, and 48 and 74, whose workflows begin with a
 # reset. 144 to 150 are left out: their workflows depend on details that an event does not have, and if recovery is
 # needed, the driver requests a recovery action.
-_NEEDS_RESET: Final = frozenset((46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158))
+_XIDS_THAT_NEED_RESET: Final = frozenset((46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158))
 
-_MEANINGS: Final[dict[int, str]] = {
+_MEANING_BY_XID: Final[dict[int, str]] = {
     13: "graphics engine exception",
     31: "GPU memory page fault",
     43: "GPU stopped processing",
@@ -66,12 +66,12 @@ _MEANINGS: Final[dict[int, str]] = {
 
 def classify_xid(xid: int) -> XidEffect:
     """The effect of an Xid. An unknown Xid is a transient fault: better an idle card than a share of a broken card."""
-    if xid in _HARMLESS:
+    if xid in _HARMLESS_XIDS:
         return XidEffect.HARMLESS
-    return XidEffect.NEEDS_RESET if xid in _NEEDS_RESET else XidEffect.UNKNOWN
+    return XidEffect.NEEDS_RESET if xid in _XIDS_THAT_NEED_RESET else XidEffect.UNKNOWN
 
 
 def describe_xid(xid: int) -> str:
     """The number and meaning of an Xid, for people."""
-    meaning = _MEANINGS.get(xid, "see NVIDIA's Xid catalogue")
+    meaning = _MEANING_BY_XID.get(xid, "see NVIDIA's Xid catalogue")
     return f"Xid {xid}: {meaning}"

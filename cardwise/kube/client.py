@@ -31,7 +31,7 @@ from cardwise.kube.nesting import null_deep_values, tolerate_depth
 from cardwise.kube.recovery import Recovery
 from cardwise.kube.watching import Watch
 
-JSON = "application/json"
+JSON_CONTENT_TYPE = "application/json"
 CONNECT_TIMEOUT = 5.0  # seconds
 MAX_BYTES = 64 << 20  # bytes of a response, such as one page of a list; an object has at most a few MiB
 MAX_BYTES_WHOLE = 2 << 30  # bytes of a whole list in one response; 60,000 pods of 10 KiB are 600 MiB
@@ -57,7 +57,7 @@ _MAX_ERROR_BYTES = 1 << 20  # bytes of an error response
 _UNPAGED_TIMEOUT_FACTOR = 5  # a list in one response gets this many times the timeout of a page
 _PAGE_SHRINK_FACTOR = 4  # divisor of the page limit after a page was too large
 # Seconds; only credentials that take longer shorten the timeout, so that the object of the usual timeout is reused.
-_SLOW_CREDENTIALS = 0.01
+_SLOW_CREDENTIALS_SECONDS = 0.01
 
 _CLOCK_ERRORS = ("certificate is not yet valid", "certificate has expired")  # OpenSSL's messages
 
@@ -108,7 +108,7 @@ class KubeClient:
         self._pool_size = pool_size
         self._prefix = urlsplit(host).path.rstrip("/")
         # Headers by content type. The headers for "" are those of a request without a body; the others extend them.
-        self._headers: dict[str, dict[str, str]] = {"": {"Accept": JSON, "User-Agent": user_agent}}
+        self._headers: dict[str, dict[str, str]] = {"": {"Accept": JSON_CONTENT_TYPE, "User-Agent": user_agent}}
         self._headers_until = 0.0
         self._lock = threading.Lock()
         self._timeouts: dict[float | None, urllib3.Timeout] = {}
@@ -147,7 +147,7 @@ class KubeClient:
         *,
         body: object | None = None,
         query: Query | None = None,
-        content_type: str = JSON,
+        content_type: str = JSON_CONTENT_TYPE,
         timeout: float | None = 10.0,
         max_bytes: int = MAX_BYTES,
     ) -> bytes:
@@ -337,7 +337,7 @@ class KubeClient:
         *,
         body: bytes | None = None,
         query: Query | None = None,
-        content_type: str = JSON,
+        content_type: str = JSON_CONTENT_TYPE,
         timeout: float | None,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request. Returns the response with its headers; its body is not read yet."""
@@ -349,7 +349,7 @@ class KubeClient:
             spent = self._clock.now() - began
             if spent >= timeout:
                 raise errors.Unreachable(f"{method} {path}: the credentials took {spent:.1f} s, which left no time")
-            if spent > _SLOW_CREDENTIALS:
+            if spent > _SLOW_CREDENTIALS_SECONDS:
                 timeout -= spent
         try:
             response = self._connection_pool().urlopen(

@@ -14,10 +14,10 @@ from cardwise.core.api import assignment, classes, names, quotas, request
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, ResourceClass
-from cardwise.core.api.mpsprofile import UNKNOWN, UNKNOWN_SETTINGS
+from cardwise.core.api.mpsprofile import CLIENT_WITH_UNKNOWN_SETTINGS, UNKNOWN_CLIENT
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
@@ -32,7 +32,7 @@ from cardwise.kube.objects.unreadable import Unreadable
 
 _NO_LIMITS = CardLimits()
 _NOTHING_ALLOCATED = Allocated()
-OTHERS = "other namespaces"  # the namespace that is shown for pods that the user may not read
+OTHER_NAMESPACES = "other namespaces"  # the namespace that is shown for pods that the user may not read
 
 
 @dataclass(slots=True)
@@ -282,8 +282,8 @@ def _add_reported_shares(cluster_state: ClusterState) -> None:
                 reported_share.name,
                 node,
                 assigned,
-                REPORTED,
-                UNKNOWN,
+                REPORTED_PHASE,
+                UNKNOWN_CLIENT,
                 charged=is_terminating,
             )
         )
@@ -311,7 +311,12 @@ def _add_unknown_holders(cluster_state: ClusterState) -> None:
             assigned = assignment.Assignment(_remaining_shares(spec, allocated, known_shares.get(spec.uuid, [])))
         if assigned.containers or assigned.devices:
             unknown_holder = Holding(
-                f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, mps_client=UNKNOWN_SETTINGS
+                f"others-{spec.uuid}",
+                OTHER_NAMESPACES,
+                "pods",
+                spec.node,
+                assigned,
+                mps_client=CLIENT_WITH_UNKNOWN_SETTINGS,
             )
             cluster_state.ledger.set_holding(unknown_holder)
 

@@ -34,9 +34,9 @@ INVALID_HEADER_PROBLEM = (
     "has a line break or another character that is not allowed in an HTTP header; write it as a single line"
 )
 
-_NO_KUBECONFIG = (TypeError, AttributeError, RecursionError, yaml.YAMLError)
-_IN_POD = "the pod's service account"
-_SERVER = "clusters[].cluster.server"
+_INVALID_KUBECONFIG_ERRORS = (TypeError, AttributeError, RecursionError, yaml.YAMLError)
+_SERVICE_ACCOUNT_SOURCE = "the pod's service account"
+_SERVER_FIELD = "clusters[].cluster.server"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -75,27 +75,27 @@ def _from_service_account(folder: Path) -> Credentials:
     """The credentials of the pod's service account. Raises `errors.KubeConfigError`."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
-        raise _config_error(_IN_POD, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is empty")
+        raise _config_error(_SERVICE_ACCOUNT_SOURCE, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is empty")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     namespace = folder / "namespace"
     try:
         ca = (folder / "ca.crt").read_bytes()
         if not ca.strip():
-            raise _config_error(_IN_POD, f"{folder / 'ca.crt'} is empty")
+            raise _config_error(_SERVICE_ACCOUNT_SOURCE, f"{folder / 'ca.crt'} is empty")
         account = Kubeconfig(
             server=server,
             ca=ca,
             token_file=folder / "token",
             namespace=namespace.read_text().strip() if namespace.exists() else "",
         )
-        return _from_kubeconfig(account, _IN_POD)
+        return _from_kubeconfig(account, _SERVICE_ACCOUNT_SOURCE)
     except OSError as error:  # of TLS too
-        raise _config_error(_IN_POD, str(error)) from error
+        raise _config_error(_SERVICE_ACCOUNT_SOURCE, str(error)) from error
 
 
 def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
     """The credentials in a parsed kubeconfig. Raises OSError or KubeConfigError."""
-    _check_url(config.server, _SERVER, source)
+    _check_url(config.server, _SERVER_FIELD, source)
     if not is_header_value(config.token):
         raise _config_error(source, f"users[].user.token {INVALID_HEADER_PROBLEM}")
     tls = None
@@ -159,12 +159,12 @@ def _load_by_library(source: str, context: str) -> Credentials:
             persist_config=False,
         )
         namespace = chosen["context"].get("namespace")
-    except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
+    except (loaders.ConfigException, OSError, *_INVALID_KUBECONFIG_ERRORS, ValueError) as error:
         # For a file that is not a kubeconfig, the library's error is about Python types and would not help the user.
-        is_invalid = isinstance(error, _NO_KUBECONFIG)
+        is_invalid = isinstance(error, _INVALID_KUBECONFIG_ERRORS)
         reason = "not a kubeconfig" if is_invalid else str(error)
         raise _config_error(source, reason) from error
-    _check_url(str(configuration.host), _SERVER, source)
+    _check_url(str(configuration.host), _SERVER_FIELD, source)
     return Credentials(
         host=str(configuration.host),
         ssl_context=_tls_context(configuration),

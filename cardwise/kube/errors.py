@@ -115,7 +115,7 @@ class KubeConfigError(Exception):
     """There are no usable credentials; the message names the sources that were tried."""
 
 
-_BY_STATUS: dict[int, type[KubeError]] = {
+_ERROR_BY_STATUS: dict[int, type[KubeError]] = {
     400: BadRequest,
     401: Unauthorized,
     403: Forbidden,
@@ -127,7 +127,7 @@ _BY_STATUS: dict[int, type[KubeError]] = {
 }
 
 
-_UNAVAILABLE = 503
+_UNAVAILABLE_STATUS = 503
 _NO_SUCH_RESOURCE = "the server could not find the requested resource"
 
 
@@ -152,7 +152,7 @@ def would_fail_other_writes(error: KubeError) -> bool:
     """
     if isinstance(error, TimedOut):
         return False
-    return isinstance(error, (Unreachable, Unauthorized, TooManyRequests)) or error.status == _UNAVAILABLE
+    return isinstance(error, (Unreachable, Unauthorized, TooManyRequests)) or error.status == _UNAVAILABLE_STATUS
 
 
 def from_response(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
@@ -174,7 +174,7 @@ def from_status(body: bytes) -> KubeError:
 
 
 def _build(status: int, status_object: _Status, retry_after: float | None) -> KubeError:
-    kind = _BY_STATUS.get(status, ServerError if status >= 500 else KubeError)
+    kind = _ERROR_BY_STATUS.get(status, ServerError if status >= 500 else KubeError)
     # For an unknown API group the server sends no Status object; for an unknown kind of a known group, this message.
     if status == 404 and (not status_object.reason or status_object.message == _NO_SUCH_RESOURCE):
         kind = UnknownKind

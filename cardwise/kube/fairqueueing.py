@@ -25,9 +25,9 @@ _T = TypeVar("_T")
 _OwnerT = TypeVar("_OwnerT", bound=Hashable)
 
 _MIN_CHARGE = 0.02  # seconds; the minimum charge of a write, so that many short writes also use up an owner's time
-_PRUNE_ABOVE = 1000  # owners; with more, owners that count as idle are removed
+_MAX_OWNERS_BEFORE_PRUNING = 1000  # owners; with more, owners that count as idle are removed
 _MAX_OWNERS = 5_000  # owners whose use `RecentUse` keeps; twice as many take 3 MB, if they are addresses
-_HALF_LIFE = 30.0  # seconds after which used time counts half
+_HALF_LIFE_SECONDS = 30.0  # seconds after which used time counts half
 _MAX_HALVINGS = 64  # half-lives after which all use is scaled to a new start, because larger factors would overflow
 
 
@@ -41,7 +41,7 @@ class FairQueueing:
 
     def __init__(self, min_charge: float = _MIN_CHARGE) -> None:
         self._min_charge = min_charge
-        self._prune_above = _PRUNE_ABOVE
+        self._prune_above = _MAX_OWNERS_BEFORE_PRUNING
         self._used: dict[str, float] = {}  # the virtual time of each owner, in seconds of writing
         self._virtual_time = 0.0  # the virtual time of the owner that was served last
         self._waiting: set[str] = set()
@@ -75,7 +75,7 @@ class FairQueueing:
         self._used[owner] = since + self._min_charge
         if len(self._used) > self._prune_above:  # owners that have used no more time than this owner count as idle
             self._used = {name: used for name, used in self._used.items() if used > since}
-            self._prune_above = max(_PRUNE_ABOVE, 2 * len(self._used))
+            self._prune_above = max(_MAX_OWNERS_BEFORE_PRUNING, 2 * len(self._used))
         return owner
 
     def charge_write(self, owner: str, seconds: float) -> None:
@@ -106,7 +106,7 @@ class RecentUse(Generic[_OwnerT]):
 
     def add_use(self, owner: _OwnerT, seconds: float) -> None:
         """Record that the owner has used these seconds."""
-        halvings = (self._clock.now() - self._start) / _HALF_LIFE
+        halvings = (self._clock.now() - self._start) / _HALF_LIFE_SECONDS
         if halvings > _MAX_HALVINGS or len(self._used) > 2 * _MAX_OWNERS:
             self._start = self._clock.now()
             largest = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_MAX_OWNERS]

@@ -15,7 +15,7 @@ import yaml
 from cardwise.core.values.decoded import Json
 
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_NEEDS_MORE: Final = ("exec", "auth-provider")
+_UNSUPPORTED_LOGIN_FIELDS: Final = ("exec", "auth-provider")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def read_kubeconfig(path: Path, context: str = "") -> Kubeconfig | None:
         chosen = _find_named(config["contexts"], context or config["current-context"])["context"]
         cluster = _find_named(config["clusters"], chosen["cluster"])["cluster"]
         user = _find_named(config["users"], chosen["user"])["user"] if chosen.get("user") else {}
-        if any(key in user for key in _NEEDS_MORE):
+        if any(key in user for key in _UNSUPPORTED_LOGIN_FIELDS):
             return None
         certificate, key = (_read_content(user, name, path.parent) for name in ("client-certificate", "client-key"))
         return Kubeconfig(

@@ -27,7 +27,7 @@ _SPARE_LEVELS = 100  # levels that a decoder may need in addition to those of a 
 _MIN_BYTES = sys.getrecursionlimit()  # bytes; a shorter value is not too deep, because each level takes two bytes
 
 _MAX_LEVELS: Final = 100  # levels that the scan keeps; a list, an object and the templates in it have about twenty
-_OPEN, _CLOSE = b"[{", b"]}"
+_OPENING_BRACKETS, _CLOSING_BRACKETS = b"[{", b"]}"
 
 _recursion_limit_lock = threading.Lock()  # all threads of the process share the recursion limit
 _decode_raw = msgspec.json.Decoder(msgspec.Raw).decode
@@ -93,18 +93,18 @@ def cut_nesting_by_scan(raw: bytes) -> bytes:
     for i, part in enumerate(parts[::2]):
         counts = known.get(part)
         if counts is None:
-            counts = known[part] = _count_bracket(part, _OPEN), _count_bracket(part, _CLOSE)
+            counts = known[part] = _count_bracket(part, _OPENING_BRACKETS), _count_bracket(part, _CLOSING_BRACKETS)
         opened, closed = counts
         if depth + opened <= _MAX_LEVELS or depth - closed > _MAX_LEVELS:
             depth += opened - closed
             continue
         for at, letter in enumerate(part, begins[2 * i]):
-            if letter in _OPEN:
+            if letter in _OPENING_BRACKETS:
                 depth += 1
                 if depth == _MAX_LEVELS + 1:
                     pieces += [raw[kept:at], b"null"]
                     kept = len(raw)  # changed below when the deep value ends
-            elif letter in _CLOSE:
+            elif letter in _CLOSING_BRACKETS:
                 if depth == _MAX_LEVELS + 1:
                     kept = at + 1
                 depth -= 1

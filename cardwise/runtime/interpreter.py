@@ -12,11 +12,11 @@ _SWITCH_SECONDS: Final = 0.001
 
 # Thresholds of the garbage collector, for `gc.set_threshold`. A collection stops all threads. With Python's defaults
 # (700, 10, 10) there were about 260 collections while a list of 20,000 entries was built.
-_COLLECT_AFTER: Final = (20_000, 20, 50)
+_GC_THRESHOLDS: Final = (20_000, 20, 50)
 
 # The limit of open files. Not the machine's maximum, which may be 10^9: programs that a component starts inherit the
 # limit, and some of them close every descriptor below the limit when they start.
-_FILES: Final = 65_536
+_MAX_OPEN_FILES: Final = 65_536
 
 
 def tune_interpreter() -> None:
@@ -28,7 +28,7 @@ def tune_interpreter() -> None:
     # All present objects live until the process ends, so full collections need not visit them.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_COLLECT_AFTER)
+    gc.set_threshold(*_GC_THRESHOLDS)
     # The default limit of open files can be too low for the connections: 1,024 with containerd 2.1 and later.
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft_limit, min(hard_limit, _FILES)), hard_limit))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft_limit, min(hard_limit, _MAX_OPEN_FILES)), hard_limit))

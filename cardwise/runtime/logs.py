@@ -19,7 +19,7 @@ import structlog
 from cardwise.clock import Clock
 from cardwise.core.values import wording
 
-_MAX_TRACEBACK: Final = 8 * wording.MAX_BYTES
+_MAX_TRACEBACK_BYTES: Final = 8 * wording.MAX_BYTES
 
 _MINUTE: Final = 60.0  # seconds
 _MAX_LINES: Final = 200  # maximum number of lines of one `LineLimit` in a minute
@@ -29,7 +29,7 @@ LogFormat = Literal["json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 # Libraries whose info lines do not help administrators.
-_QUIET = ("urllib3", "kubernetes", "asyncio")
+_QUIET_LIBRARIES = ("urllib3", "kubernetes", "asyncio")
 
 
 def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> None:
@@ -57,7 +57,7 @@ def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json")
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(number)
-    for name in _QUIET:
+    for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
     logging.captureWarnings(capture=True)
     structlog.configure(
@@ -126,7 +126,7 @@ def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
 def _cut_fields(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """The line with fields of at most 1 KiB each; a traceback may have 8 KiB."""
     for key, field in event.items():
-        event[key] = _cut_field(field, _MAX_TRACEBACK if key == "exception" else wording.MAX_BYTES)
+        event[key] = _cut_field(field, _MAX_TRACEBACK_BYTES if key == "exception" else wording.MAX_BYTES)
     return event
 
 

@@ -28,8 +28,8 @@ CONTEXT_SETTINGS: dict[str, Any] = {
     "show_default": True,
 }
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS_BY_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ def parse_duration(text: str) -> float:
     text = text.strip()
     if text == "0":
         return 0.0
-    if not text or _DURATION.sub("", text):
+    if not text or _DURATION_PATTERN.sub("", text):
         raise ValueError(f"{text!r} is not a duration; write a number with a unit, for example 30s, 5m, 1h30m or 250ms")
-    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+    return sum(float(number) * _SECONDS_BY_UNIT[unit] for number, unit in _DURATION_PATTERN.findall(text))
 
 
 _Parsed = TypeVar("_Parsed")

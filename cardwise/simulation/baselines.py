@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 
 from cardwise.core.placement.scored.candidates import chosen_cards, used_mib
-from cardwise.core.placement.scored.engine import SCORINGS, Score
-from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
+from cardwise.core.placement.scored.engine import SCORINGS, MakeScoring
+from cardwise.core.placement.scored.nodetable import NO_CARD_KIND, Bools, Floats, NodeArrays
 from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel
 from cardwise.core.placement.scored.shapes import Shape
 
@@ -50,8 +50,8 @@ class BestFit:
         chosen = chosen_cards(nodes, shape, usable_cards)
         free_cards = (nodes.free.sum(axis=1) - used_mib(shape, nodes, chosen)) / self._typical_card_mib
         free_share = ((nodes.cpu - request_size.cpu) / _LARGEST_NODE_CPU + free_cards / _LARGEST_NODE_CARDS) / 2
-        card = chosen.argmax(axis=1) if request_size.cards == 1 else np.full(len(nodes), ABSENT)
+        card = chosen.argmax(axis=1) if request_size.cards == 1 else np.full(len(nodes), NO_CARD_KIND)
         return Scores(np.floor(_MAX_SCORE * (1 - free_share)), card)
 
 
-BASELINES: Final[Mapping[str, Score]] = {**SCORINGS, "bestfit": BestFit}
+BASELINES: Final[Mapping[str, MakeScoring]] = {**SCORINGS, "bestfit": BestFit}

@@ -15,14 +15,14 @@ _SIZES: Final[Sequence[tuple[float, str]]] = (
     (4.0, "to 4"),
     (float("inf"), "over 4"),
 )
-SIZES: Final = tuple(name for _, name in _SIZES)
+SIZE_NAMES: Final = tuple(name for _, name in _SIZES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedPods:
     """The arrived and refused pods of one size.
 
-    size: one of `SIZES`.
+    size: one of `SIZE_NAMES`.
     arrived, refused: numbers of pods.
     demand, refused_demand: numbers of cards that the arrived pods request, and that the refused pods request.
     """
@@ -43,8 +43,8 @@ class RefusalCounter:
     """Counts the arrived and the refused pods of one run."""
 
     def __init__(self) -> None:
-        self._arrived: dict[str, list[float]] = {name: [0.0, 0.0] for name in SIZES}
-        self._refused: dict[str, list[float]] = {name: [0.0, 0.0] for name in SIZES}
+        self._arrived: dict[str, list[float]] = {name: [0.0, 0.0] for name in SIZE_NAMES}
+        self._refused: dict[str, list[float]] = {name: [0.0, 0.0] for name in SIZE_NAMES}
 
     def add(self, cards: float, *, refused: bool) -> None:
         """Count an arrived pod that requests `cards` cards."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 from cardwise.simulation.fill import OnProgress
 from cardwise.simulation.workload import SimulatedWorkload
 
-_POLL: Final = 0.2  # seconds between two reports of progress
+_POLL_SECONDS: Final = 0.2  # seconds between two reports of progress
 _R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
 
@@ -87,7 +87,7 @@ def _run_in_processes(
         waiting = set(futures)
         try:
             while waiting:
-                ended, waiting = wait(waiting, _POLL, FIRST_COMPLETED)
+                ended, waiting = wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
                 on_progress(counter.value - reported)
                 reported = counter.value
                 for future in futures:  # in the order of the runs, even if several end together

@@ -7,11 +7,11 @@ from typing import Final, TypeVar
 
 from cardwise.simulation.churn import WARMUP_LIFETIMES, ChurnResult, ChurnSample
 from cardwise.simulation.fill import FillPoint, FillResult
-from cardwise.simulation.refusals import SIZES, RefusedPods
+from cardwise.simulation.refusals import SIZE_NAMES, RefusedPods
 from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.workload import SimulatedWorkload
 
-LEVELS: Final = (
+DEMAND_LEVELS: Final = (
     80,
     90,
     95,
@@ -69,10 +69,10 @@ class ChurnSummary:
 
 
 def reached_levels(workload: SimulatedWorkload, demand: float | None) -> list[int]:
-    """The levels of `LEVELS` that a run reaches, and the level at its end, in percent of all cards requested."""
+    """The levels of `DEMAND_LEVELS` that a run reaches, and the level at its end, in percent of all cards requested."""
     total_demand = sum(workload.demand(pod.shape) for pod in workload.pods)
     end = round(100 * (demand if demand is not None else total_demand / workload.capacity if workload.capacity else 0))
-    return [*(level for level in LEVELS if level < end), end]
+    return [*(level for level in DEMAND_LEVELS if level < end), end]
 
 
 def summarize_fills(
@@ -172,6 +172,6 @@ def _sum_refused(tables: Sequence[tuple[RefusedPods, ...]]) -> tuple[RefusedPods
             demand=sum(row.demand for row in rows if row.size == size),
             refused_demand=sum(row.refused_demand for row in rows if row.size == size),
         )
-        for size in SIZES
+        for size in SIZE_NAMES
         if any(row.size == size for row in rows)
     )

@@ -82,10 +82,10 @@ def mps_edits(grant: Grant) -> Edits:
         for folder, container_folder in folders:
             mounts += [
                 _bind_mount(folder, container_folder, "ro"),
-                *(_cover_mount(f"{container_folder}/{name}") for name in (mps.LOG, mps.PIPE)),
+                *(_cover_mount(f"{container_folder}/{name}") for name in (mps.LOG_FOLDER, mps.PIPE_FOLDER)),
             ]
         return {"mounts": mounts}
-    return {"mounts": [_bind_mount(f"{folder}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]}
+    return {"mounts": [_bind_mount(f"{folder}/{mps.CLIENTS_FOLDER}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]}
 
 
 def kernel_limit_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:

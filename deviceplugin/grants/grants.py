@@ -134,7 +134,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def is_agent(self) -> bool:
         """Whether the grant belongs to the share agent, which has no share of its own and receives the pod's shares."""
-        return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
+        return self.container == shareagent.CONTAINER_NAME and not (self.shares or self.devices)
 
     @property
     def has_container_shares(self) -> bool:

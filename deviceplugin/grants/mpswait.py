@@ -178,7 +178,7 @@ class MpsWait:
         if self._setting is not HasManager.SEEN:
             return self._setting is HasManager.ALWAYS
         on_disk = self._manager_mark_file.exists()
-        self._has_manager = self._has_manager or on_disk or (self._root / mps.LOCK).exists()
+        self._has_manager = self._has_manager or on_disk or (self._root / mps.LOCK_FILE).exists()
         if self._has_manager and not on_disk:
             with contextlib.suppress(OSError):  # after a failure, the manager is forgotten at the next reboot
                 self._manager_mark_file.touch()

@@ -67,8 +67,8 @@ _log = structlog.get_logger(__name__)
 # The maximum time of one call; the kubelet waits 30 s. No step begins that may take longer than the remaining time.
 _CALL_SECONDS = 28.0
 _CONFLICT_SECONDS = 5.0  # maximum wait for a card; a pod that has just ended frees its share within two seconds
-_CONFLICT_PAUSE = 0.1
-_ABANDONED = "the kubelet has abandoned this start of the container: its pod is terminating, or 30 s are over"
+_CONFLICT_PAUSE_SECONDS = 0.1
+_ABANDONED_TEXT = "the kubelet has abandoned this start of the container: its pod is terminating, or 30 s are over"
 
 
 IsActive = Callable[[], bool]  # returns whether the kubelet still waits for the response
@@ -130,7 +130,7 @@ def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     key = pod.keys.get(container)
     shares = assignment.containers.get(key or "", ())
     devices = assignment.devices.get(key or "", ())
-    is_agent = container == shareagent.CONTAINER and bool(assignment.containers)
+    is_agent = container == shareagent.CONTAINER_NAME and bool(assignment.containers)
     if key is None or not (shares or devices or is_agent):
         raise StartRefused(
             f"{pod_text}: its assignment has no GPU or device for container {quote_text(container)} (key {key}); "
@@ -303,7 +303,7 @@ class PreStart:
             self._mps.confirm_ready(grant, kernel_obstacles)  # the wait for the card may have taken seconds
             if not is_active():
                 self._grants.undo_add(added)
-                raise StartRefused(_ABANDONED)
+                raise StartRefused(_ABANDONED_TEXT)
             if access is not Access.ENV:
                 self._delivery.deliver_grant(grant, hardware)
         except MpsNotReady as error:
@@ -416,7 +416,7 @@ class PreStart:
 
     def _try_add(self, grant: Grant, totals: Mapping[str, int], is_active: IsActive) -> AddedGrant | GrantConflict:
         if not is_active():
-            raise StartRefused(_ABANDONED)
+            raise StartRefused(_ABANDONED_TEXT)
         return self._grants.add(grant, totals)
 
     def _reserve_wait(self, grant: Grant) -> contextlib.AbstractContextManager[Callable[[], bool]]:
@@ -448,4 +448,4 @@ class PreStart:
             if isinstance(outcome, AddedGrant) or self._clock.now() >= last_try or not has_slot():
                 return outcome
             conflict = outcome
-            self._clock.sleep(_CONFLICT_PAUSE)
+            self._clock.sleep(_CONFLICT_PAUSE_SECONDS)

@@ -18,7 +18,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from cardwise.runtime.loops import Loop
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
-from deviceplugin.plugin.server import OPTIONS, PluginServer
+from deviceplugin.plugin.server import PLUGIN_OPTIONS, PluginServer
 from deviceplugin.publish import metrics
 from deviceplugin.sources.calls import CHANNEL_OPTIONS, call_unary
 
@@ -179,7 +179,7 @@ class Registration:
         server.start()
         self._server = server
         message = wire.RegisterRequest(
-            version=API_VERSION, endpoint=socket.name, resource_name=names.SHARE, options=OPTIONS
+            version=API_VERSION, endpoint=socket.name, resource_name=names.SHARE, options=PLUGIN_OPTIONS
         )
         try:
             with grpc.insecure_channel(f"unix:{self._kubelet_socket}", options=CHANNEL_OPTIONS) as channel:

@@ -25,8 +25,8 @@ from deviceplugin.sources.calls import CHANNEL_OPTIONS
 _log = structlog.get_logger(__name__)
 
 SERVICE = "v1beta1.DevicePlugin"
-THREADS = 64
-OPTIONS = wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
+MAX_THREADS = 64
+PLUGIN_OPTIONS = wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=False)
 
 _SERVER_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
 
@@ -49,7 +49,7 @@ class PluginServer:
         self._prestart = prestart
         self._lock = threading.Lock()
         self._streams: set[threading.Event] = set()  # setting an event ends its stream
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc")
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="grpc")
         self._server = grpc.server(self._threads, options=_SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self._handlers(),))
 
@@ -87,7 +87,7 @@ class PluginServer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "GetDevicePluginOptions": unary(lambda *_: OPTIONS, wire.Empty),
+                "GetDevicePluginOptions": unary(lambda *_: PLUGIN_OPTIONS, wire.Empty),
                 "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                     self._list_and_watch, response_serializer=_serialize
                 ),

@@ -11,7 +11,7 @@ from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 
 HEALTHY = "Healthy"  # deviceplugin/v1beta1/constants.go
 # Maximum number of containers with a share that run on the node at a time: more than 16 GPUs with 30 pods each.
-COUNT: Final = 512
+SLOT_COUNT: Final = 512
 
 
 def make_slot_ids(count: int) -> tuple[str, ...]:
@@ -20,7 +20,7 @@ def make_slot_ids(count: int) -> tuple[str, ...]:
     return tuple(f"s{number:0{width}}" for number in range(1, count + 1))
 
 
-IDS: Final = make_slot_ids(COUNT)
+SLOT_IDS: Final = make_slot_ids(SLOT_COUNT)
 
 
 def build_device_list(slots: Sequence[str]) -> wire.ListAndWatchResponse:

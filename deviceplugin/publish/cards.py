@@ -21,8 +21,8 @@ from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedReso
 from deviceplugin.grants.access import Access
 from deviceplugin.sources.pods import NodePod
 
-CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
-_UNLIMITED = 1_000_000  # a capacity without effect: more pods than a node can have
+CAPACITY_RESOURCES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
+_UNLIMITED_PODS = 1_000_000  # a capacity without effect: more pods than a node can have
 
 _MISSING_CARD = Health(
     healthy=False,
@@ -96,7 +96,7 @@ def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     kube-scheduler ignores the marker when it places a pod. But when a node's capacity grows, kube-scheduler activates a
     parked pod only if that node has all resources that the pod requests, and this check includes the marker.
     """
-    return {names.PLACE_MARKER: str(_UNLIMITED)} if any(spec["kind"] != classes.KIND for spec in specs) else {}
+    return {names.PLACE_MARKER: str(_UNLIMITED_PODS)} if any(spec["kind"] != classes.GPU_KIND for spec in specs) else {}
 
 
 def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) -> dict[str, str]:
@@ -128,7 +128,7 @@ def card_spec(node: str, card: GpuCard) -> Json:
     if card.pci_bus_id:
         properties["pciBusID"] = card.pci_bus_id
     return {
-        "kind": classes.KIND,
+        "kind": classes.GPU_KIND,
         "node": node,
         "index": card.index,
         "uuid": card.uuid,
@@ -180,7 +180,7 @@ def isolation_status(spec: Json, resource: ExtendedResource | None, access: str)
     resource: its ExtendedResource, which has the state of MPS; None if it does not exist yet.
     access: how containers get cards on this node, a value of `Access`.
     """
-    if spec["kind"] != classes.KIND:
+    if spec["kind"] != classes.GPU_KIND:
         return None
     mps_status = resource.status.mps if resource is not None else None
     tiers = isolation.tiers(
@@ -227,7 +227,7 @@ def build_statuses(
     all_health = {
         **health_by_uuid,
         **{
-            resource.spec.uuid: _MISSING_CARD if resource.spec.kind == classes.KIND else _MISSING_DEVICE
+            resource.spec.uuid: _MISSING_CARD if resource.spec.kind == classes.GPU_KIND else _MISSING_DEVICE
             for resource in missing_resources
         },
     }
@@ -261,6 +261,6 @@ def observed_spec(resource: ExtendedResource) -> Json:
         "index": spec.index,
         "uuid": spec.uuid,
         "model": spec.model,
-        **({"memoryMiB": spec.memory_mib} if spec.kind == classes.KIND else {}),
+        **({"memoryMiB": spec.memory_mib} if spec.kind == classes.GPU_KIND else {}),
         "properties": dict(spec.properties),
     }

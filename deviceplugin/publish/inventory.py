@@ -43,7 +43,7 @@ _INTERVAL_SECONDS = 1.0
 _RETRY_SECONDS = 0.1
 # Seconds between a change and the activation of parked pods: the extender must observe the change before kube-scheduler
 # calls it again.
-_ACTIVATE_DELAY = 0.3
+_ACTIVATE_DELAY_SECONDS = 0.3
 
 
 def _node_resources_projection(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | None]:
@@ -244,7 +244,7 @@ class NodePublisher:
         if facts is None:
             _log.warning("the Node object does not exist yet", node=self._node)
             return False
-        sizes = [spec["memoryMiB"] for spec in specs if spec["kind"] == classes.KIND]
+        sizes = [spec["memoryMiB"] for spec in specs if spec["kind"] == classes.GPU_KIND]
         pods = self._pods.list_pods()
         desired = objects.card_capacities(sizes, pods, self._core_percent) | objects.marker_capacity(specs)
         desired |= objects.class_capacities(self._classes_of_cards(specs), pods, facts.capacity)
@@ -286,7 +286,7 @@ class NodePublisher:
         states = {uuid: (status["health"], status["reported"]) for uuid, status in statuses.items()}
         if states != self._last_states:
             if self._last_states is not None:
-                self._activate_at = self._clock.now() + _ACTIVATE_DELAY
+                self._activate_at = self._clock.now() + _ACTIVATE_DELAY_SECONDS
             self._last_states = states
         return is_current
 

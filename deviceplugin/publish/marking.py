@@ -20,7 +20,7 @@ from deviceplugin.sources.pods import NodePod
 
 _log = structlog.get_logger(__name__)
 
-_FAILED = "failed to mark a pod as assigned"
+_FAILED_TEXT = "failed to mark a pod as assigned"
 _TIMEOUT = 2.0  # seconds; a slow write delays the marks of the other pods by this time at most
 _MAX_FAILURES = (
     3  # consecutive failures before a pause: one failure may concern its pod alone, as when a webhook rejects it
@@ -39,7 +39,7 @@ class Marker:
         self._loop = Loop(
             "marking",
             self._mark_next,
-            failed=_FAILED,
+            failed=_FAILED_TEXT,
             failures=metrics.FAILURES,
             expected=(errors.KubeError,),
             every=None,
@@ -85,7 +85,7 @@ class Marker:
             if not isinstance(error, errors.TimedOut):
                 raise
         except errors.KubeError as error:
-            _log.warning(_FAILED, pod=pod.pod, uid=pod.uid, error=str(error))
+            _log.warning(_FAILED_TEXT, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _patch(self, pod: NodePod) -> None:
         # The UID is a precondition: a patch that would change it is Invalid.

@@ -56,7 +56,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
     own_capacity = {
         name: _expand_suffix(amount)
         for name, amount in capacity.items()
-        if name in objects.CAPACITIES or names.class_of(name)
+        if name in objects.CAPACITY_RESOURCES or names.class_of(name)
     }
     return metadata.name, NodeFacts(
         uid=metadata.uid,

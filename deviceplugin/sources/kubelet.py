@@ -28,7 +28,7 @@ _SERVICE = wire.DESCRIPTOR.services_by_name["PodResourcesLister"]
 LIST_TIMEOUT = 5.0
 # Seconds before a failed List call is repeated: the socket allows 100 calls/s after a burst of 10
 # (k:apis/podresources/constants.go).
-_RATE_LIMIT_PAUSE = 0.05
+_RATE_LIMIT_PAUSE_SECONDS = 0.05
 
 
 class KubeletUnavailable(Exception):
@@ -152,7 +152,7 @@ class Kubelet:
             except CallFailed as error:
                 if self._clock.now() >= deadline or error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise KubeletUnavailable(f"PodResources at {self._socket}: {error}") from error
-            self._clock.sleep(_RATE_LIMIT_PAUSE)
+            self._clock.sleep(_RATE_LIMIT_PAUSE_SECONDS)
 
 
 class SharedCall(Generic[T]):

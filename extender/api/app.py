@@ -42,8 +42,8 @@ _log = structlog.get_logger(__name__)
 # Bytes of a call. With nodeCacheCapable: false kube-scheduler sends whole Nodes: 5,000 Nodes take less than this.
 MAX_BODY_BYTES = 256 << 20
 Verb = Callable[[Environ], object]
-_BUSY = "not ready: the extender is busy with another operation"
-_FAILED = "the extender failed on this call; see its log"
+_BUSY_TEXT = "not ready: the extender is busy with another operation"
+_FAILED_TEXT = "the extender failed on this call; see its log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def create_app(components: AppComponents) -> Flask:
     @app.get(f"{prefix}/inspect/<node>")
     def inspect(node: str | None = None) -> Response:
         if _is_busy(components):
-            return Response(f"{_BUSY}\n", status=503, mimetype="text/plain")
+            return Response(f"{_BUSY_TEXT}\n", status=503, mimetype="text/plain")
         with components.metrics.measure_call("inspect"):
             return Response(
                 wire.encode(verbs.inspect(components.state, node, components.inspect_unit)), mimetype="application/json"
@@ -176,12 +176,12 @@ def _is_busy(components: AppComponents) -> bool:
 def _unavailable_reason(components: AppComponents, environ: Environ) -> str | None:
     """Why this extender cannot serve the call now; None if it can serve it."""
     unsynced_lists = components.unsynced_lists()
-    if _is_busy(components) and not environ.get(httpcalls.SLOW):
-        return _BUSY
+    if _is_busy(components) and not environ.get(httpcalls.SLOW_KEY):
+        return _BUSY_TEXT
     denial = components.leadership.denial()
     if denial is not None and denial.served_elsewhere:
         # Close the connection: kube-scheduler reaches another extender only by a new connection.
-        environ.get(httpcalls.CLOSE, bool)()
+        environ.get(httpcalls.CLOSE_KEY, bool)()
         return denial.text
     if unsynced_lists:
         return f"not ready: {unsynced_lists[0]}"
@@ -212,7 +212,7 @@ def _read_filter_args(environ: Environ) -> wire.FilterArgs:
 
 def _call_of(environ: Environ) -> Call:
     """The arrival time and the connection of the call, which limit a search for nodes."""
-    return Call(environ.get(httpcalls.ARRIVED), lambda: httpcalls.is_abandoned(environ))
+    return Call(environ.get(httpcalls.ARRIVED_KEY), lambda: httpcalls.is_abandoned(environ))
 
 
 def _serve_filter(components: AppComponents, environ: Environ) -> FilterResult:
@@ -232,7 +232,7 @@ def _serve_filter(components: AppComponents, environ: Environ) -> FilterResult:
         raise
     except Exception:  # noqa: BLE001 - the outermost frame of a call; the protocol has a field for errors
         _log.exception("filter failed")
-        return FilterResult(error=_FAILED)
+        return FilterResult(error=_FAILED_TEXT)
     reasons = answer.failed_nodes or answer.failed_and_unresolvable_nodes
     if reasons:
         reason = most_frequent(reasons)
@@ -276,7 +276,7 @@ def _serve_preempt(components: AppComponents, environ: Environ) -> wire.PreemptR
         raise
     except Exception as error:
         _log.exception("preempt failed")
-        raise _Unavailable(_FAILED) from error
+        raise _Unavailable(_FAILED_TEXT) from error
 
 
 def _serve_bind(components: AppComponents, environ: Environ) -> str | None:
@@ -286,13 +286,13 @@ def _serve_bind(components: AppComponents, environ: Environ) -> str | None:
         components.metrics.count_bind("not_ready")
         return unavailable
     outcome = "failed"
-    text: str | None = _FAILED
+    text: str | None = _FAILED_TEXT
     try:
         args = wire.decode_bind_args(_read_body(environ))
         structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
-        connection, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
+        connection, slow = environ.get(httpcalls.SOCKET_KEY), environ.get(httpcalls.SLOW_KEY, True)
         outcome = components.binder.bind(
-            args, arrived=environ.get(httpcalls.ARRIVED), connection=connection, may_wait=slow
+            args, arrived=environ.get(httpcalls.ARRIVED_KEY), connection=connection, may_wait=slow
         )
         text = None
     except Malformed as error:

@@ -14,7 +14,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.runtime.http.httpcalls import TakesLong
 
-_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
+_CALL_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 300.0)
 _QUEUE_BUCKETS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 
 
@@ -35,7 +35,7 @@ class Metrics:
             "cardwise_extender_request_seconds",
             "Time from a call's arrival at the extender to the response.",
             ["verb"],
-            buckets=_BUCKETS,
+            buckets=_CALL_BUCKETS,
             registry=registry,
         )
         self._refusals = Counter(
@@ -48,7 +48,7 @@ class Metrics:
             "cardwise_extender_gang_permit_seconds",
             "Time from the reservation of GPUs for a gang until its pods could be bound, or the GPUs were released.",
             ["outcome"],
-            buckets=_BUCKETS,
+            buckets=_CALL_BUCKETS,
             registry=registry,
         )
         self._queues = Histogram(

@@ -17,7 +17,7 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import PHASE_NAMES, KnownBinding, Phase
 from extender.gangs.gangtypes import MemberPlace, PlacedAlone, PlannedNode
-from extender.nomination.nominator import YOUNGEST
+from extender.nomination.nominator import LATEST_CREATION_TIME
 from extender.placing import nodesearch
 from extender.placing.placing import Call, LeaderChanged, PlacementRequest, SearchUnfinished
 from extender.records.pod import Pod
@@ -33,16 +33,16 @@ from extender.records.wire import (
 )
 from extender.state import State
 
-TOP = 10  # kube-scheduler's MaxExtenderPriority
+MAX_SCORE = 10  # kube-scheduler's MaxExtenderPriority
 
 # inspect hides pods in these phases: their shares count as used, but the pods are not bound yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
-UNFINISHED = (
+SEARCH_UNFINISHED_TEXT = (
     "not all nodes were tried, since the search for this pod takes long and the time for such searches is limited; "
     "none of the tried nodes fits the pod now. The pod is tried again, and the search then continues"
 )
-LEADER_CHANGED = "the leader has changed during the search for a node; the pod is tried again"
-UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
+LEADER_CHANGED_TEXT = "the leader has changed during the search for a node; the pod is tried again"
+BIND_UNDECIDED_TEXT = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def filter_nodes(
         return _fit_result(args, offered)  # no GPU is requested; kube-scheduler called because of the marker resource
     if uid and not state.may_place(uid, request.priority):
         return _refusal_result(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
-    created = pod.created or YOUNGEST
+    created = pod.created or LATEST_CREATION_TIME
     policy = policies.card_policy(request.policy, preferences.policy)
     placement_request = PlacementRequest(
         pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank, call=call
@@ -107,9 +107,9 @@ def filter_nodes(
     except SearchUnfinished:
         # After an error kube-scheduler tries the pod again when its back-off ends. After a refusal it would wait for a
         # change in the cluster, and would evict other pods although a node that was not searched may take the pod.
-        return FilterResult(error=UNFINISHED)
+        return FilterResult(error=SEARCH_UNFINISHED_TEXT)
     except LeaderChanged:
-        return FilterResult(error=LEADER_CHANGED)
+        return FilterResult(error=LEADER_CHANGED_TEXT)
     if isinstance(placement, KnownBinding) and placement.node not in offered:
         return _unsettled_bind_result(offered, grouped=pod.grouped)
     if isinstance(placement, Unplaceable):
@@ -158,11 +158,11 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call
     max_score, min_score = max(known_scores), min(known_scores)
     width = max_score - min_score + 1
     answer = [
-        HostPriority(name, 0 if score is None else (score - min_score) * TOP // width)
+        HostPriority(name, 0 if score is None else (score - min_score) * MAX_SCORE // width)
         for name, score in zip(candidates, node_scores, strict=True)
     ]
     best = min([name for name, score in zip(candidates, node_scores, strict=True) if score == max_score])
-    answer[candidates.index(best)].score = TOP
+    answer[candidates.index(best)].score = MAX_SCORE
     return answer
 
 
@@ -265,7 +265,7 @@ def _unsettled_bind_result(candidates: list[str], *, grouped: bool) -> FilterRes
     """
     if grouped:
         return _refusal_result(dict.fromkeys(candidates, Refusal.UNSETTLED))
-    return FilterResult(error=UNDECIDED)
+    return FilterResult(error=BIND_UNDECIDED_TEXT)
 
 
 def _inspect_node(ledger: Ledger, name: str, unit: Unit) -> dict[str, Any] | None:

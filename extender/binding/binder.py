@@ -37,12 +37,14 @@ _READ_SECONDS = 5.0  # seconds for one read of the pod
 # Seconds after which a pass starts no further look-up: expired plans and terminating pods are handled only afterwards.
 _LOOK_UP_SECONDS = 2.0
 _ASK_SECONDS = 1.0  # seconds for one look-up
-_LOOK_UPS = 8  # look-ups at the same time
+_MAX_PARALLEL_LOOK_UPS = 8  # look-ups at the same time
 _POST_SECONDS = 10.0  # seconds for one attempt to post; without a response the pod is read then
-_POSTING = 16  # maximum number of parallel posts: further ones would only wait, in the API server and in this process
-_PERMIT_SHARE = 0.75  # the fraction of a call's time in which a gang member may wait for the other members
-_DONE = (Phase.ACCEPTED, Phase.BOUND)
-_STANDBY = "this extender no longer holds the lease; another extender serves the call"
+_MAX_PARALLEL_POSTS = (
+    16  # maximum number of parallel posts: further ones would only wait, in the API server and in this process
+)
+_PERMIT_FRACTION = 0.75  # the fraction of a call's time in which a gang member may wait for the other members
+_BOUND_PHASES = (Phase.ACCEPTED, Phase.BOUND)
+_NOT_LEADER_TEXT = "this extender no longer holds the lease; another extender serves the call"
 
 
 class BindFailed(Exception):
@@ -148,7 +150,7 @@ class Binder:
             arrived = self._clock.now()
         epoch = self._leadership.epoch()
         if epoch is None:
-            raise BindFailed("standby", _STANDBY)
+            raise BindFailed("standby", _NOT_LEADER_TEXT)
         self._wait_on_permit(args, arrived, connection, may_wait=may_wait)
         with self.throttle.count_bind():
             return self._bind(args, arrived + self._seconds, epoch)
@@ -170,7 +172,7 @@ class Binder:
             case BindRefused(reason):
                 raise BindFailed("gang_not_bound", reason)
             case Permit() as permit:
-                seconds = arrived + self._seconds * _PERMIT_SHARE - self._clock.now()
+                seconds = arrived + self._seconds * _PERMIT_FRACTION - self._clock.now()
                 self._permits.wait_for_permit(permit, args.pod_name, connection, seconds)
                 if not permit.allowed:
                     raise BindFailed("gang_not_bound", f"the gang {permit.key} was not bound: {permit.reason}")
@@ -179,7 +181,7 @@ class Binder:
 
     def _bind(self, args: BindArgs, deadline: float, epoch: int) -> str:
         known_binding = self._state.known_binding(args.pod_uid)
-        if known_binding is not None and known_binding.phase in _DONE:
+        if known_binding is not None and known_binding.phase in _BOUND_PHASES:
             return _known_binding_outcome(known_binding, args)
         with self._state.queue() as queue:
             taken_request = queue.take_request(args.pod_uid)
@@ -251,7 +253,7 @@ class Binder:
                 if not self._post_once(path, binding.body(), deadline, epoch):
                     break
             except _EpochEnded as error:
-                raise BindFailed("standby", _STANDBY, unconfirmed=unconfirmed) from error
+                raise BindFailed("standby", _NOT_LEADER_TEXT, unconfirmed=unconfirmed) from error
             except errors.Conflict as error:
                 pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
                 if pod_read is _ReadOutcome.OURS:
@@ -301,7 +303,7 @@ class Binder:
         """
         with self._post_slot:
             if not self._clock.wait_for(
-                self._post_slot, lambda: self._posting < _POSTING, deadline - self._clock.now()
+                self._post_slot, lambda: self._posting < _MAX_PARALLEL_POSTS, deadline - self._clock.now()
             ):
                 return False
             self._posting += 1
@@ -390,11 +392,11 @@ def confirm_bindings(
             bound = pod_state in (PodState.BOUND, PodState.BOUND_BY_OTHER)
             state.on_lookup(pod.uid, bound=bound, exists=pod_state is not PodState.DELETED)
 
-    run_in_parallel(confirm_binding, due, _LOOK_UPS)
+    run_in_parallel(confirm_binding, due, _MAX_PARALLEL_LOOK_UPS)
 
 
 def _known_binding_outcome(known_binding: KnownBinding, args: BindArgs) -> str:
-    if known_binding.phase not in _DONE:
+    if known_binding.phase not in _BOUND_PHASES:
         raise BindFailed("in_progress", "another bind of this pod is in progress")
     if known_binding.node != args.node:
         raise BindFailed("conflict", f"the pod is bound to node {known_binding.node} already")

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 from cardwise.clock import SYSTEM, Clock
 
-_FREE_BINDS = 3  # binds in progress that never delay filter
+_MAX_BINDS_WITHOUT_DELAY = 3  # binds in progress that never delay filter
 _MAX_DELAY = 0.05  # maximum seconds that filter waits
-_PACE = 0.004  # seconds between two binds of a kube-scheduler that is not delayed
-_FORGET = 1.02  # the factor by which the fastest response time grows with each later response
+_SECONDS_BETWEEN_BINDS = 0.004  # seconds between two binds of a kube-scheduler that is not delayed
+_FASTEST_RESPONSE_GROWTH = 1.02  # the factor by which the fastest response time grows with each later response
 
 
 class BindThrottle:
@@ -47,7 +47,7 @@ class BindThrottle:
         yield
         took = self._clock.now() - began
         with self._binds_changed:
-            self._quickest = min(took, self._quickest * _FORGET) if self._quickest else took
+            self._quickest = min(took, self._quickest * _FASTEST_RESPONSE_GROWTH) if self._quickest else took
 
     def delay_filter(self) -> None:
         """Wait until few enough binds are in progress, at most `_MAX_DELAY` seconds."""
@@ -57,4 +57,4 @@ class BindThrottle:
     @property
     def is_busy(self) -> bool:
         """Whether so many binds are in progress that filter waits."""
-        return self._under_way >= max(_FREE_BINDS, round(self._quickest / _PACE))
+        return self._under_way >= max(_MAX_BINDS_WITHOUT_DELAY, round(self._quickest / _SECONDS_BETWEEN_BINDS))

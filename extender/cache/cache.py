@@ -20,7 +20,7 @@ from extender.cache.reservations import Phase, Reservations, Timeouts
 from extender.cache.statelock import StateLock
 from extender.queue.schedulingqueue import SchedulingQueue
 
-_INDEXED: Final = 32  # nodes whose cards are indexed in one hold of the lock: up to 5 ms
+_NODES_INDEXED_PER_LOCK: Final = 32  # nodes whose cards are indexed in one hold of the lock: up to 5 ms
 
 
 class Cache(ClusterView):
@@ -80,7 +80,7 @@ def update_index(lock: StateLock, cache: Cache, clock: Clock) -> None:
     Call it without the lock, before a decision by the index. Otherwise the decision has to index all nodes that have
     changed, under the lock: ten gangs of 500 pods change 600 nodes, and without calls of filter any number may change.
     """
-    while cache.ledger.unindexed_count > _INDEXED:
+    while cache.ledger.unindexed_count > _NODES_INDEXED_PER_LOCK:
         with lock:
-            cache.ledger.index_some(_INDEXED)
+            cache.ledger.index_some(_NODES_INDEXED_PER_LOCK)
         pause(clock)

@@ -14,7 +14,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import PlacedPod
 
-RESERVED: Final = "reserved"  # `Holding.phase_name` of cards that filter has reserved for a pod
+RESERVED_PHASE: Final = "reserved"  # `Holding.phase_name` of cards that filter has reserved for a pod
 
 
 class Capacity:
@@ -45,7 +45,7 @@ class Capacity:
         if holding_before is not None and (current is None or not current.counts_like(holding_before)):
             # kube-scheduler does not offer a node that nominated pods fill, and does not see when the extender ends a
             # nomination. So the gang planner must count the node as changed.
-            free = self.mark_freed if holding_before.phase_name == RESERVED else self.mark_released
+            free = self.mark_freed if holding_before.phase_name == RESERVED_PHASE else self.mark_released
             free(holding_before.node, seen_by_scheduler=seen_by_scheduler)
             for node in self.ledger.nodes_of(holding_before) - {holding_before.node}:
                 free(node, seen_by_scheduler=seen_by_scheduler)  # a card of the pod has moved to this node

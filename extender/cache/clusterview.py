@@ -23,7 +23,7 @@ from cardwise.core.placement.placement import Placement
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.gangcards import GangCards
 from extender.cache.nodeload import NodeLoads
-from extender.cache.nominations import LOWEST, Nomination, Nominations
+from extender.cache.nominations import LOWEST_PRIORITY, Nomination, Nominations
 from extender.cache.quotas import Quotas
 from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
@@ -224,7 +224,7 @@ class NodeChanges:
         # The reservation of a nominated pod does not count while the pod holds cards, on any node.
         self._nominated_nodes |= {
             node
-            for claimant, node, _ in current_view.nominations.reserved_places((), LOWEST)
+            for claimant, node, _ in current_view.nominations.reserved_places((), LOWEST_PRIORITY)
             if (current_view.ledger.holding(claimant.uid) is None) != (snapshot.ledger.holding(claimant.uid) is None)
         }
 

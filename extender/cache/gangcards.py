@@ -15,7 +15,7 @@ from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-_NOTHING: Mapping[str, list[Holding]] = {}
+_NO_HOLDINGS: Mapping[str, list[Holding]] = {}
 
 
 def comes_after(rank: Rank, namespace: str, first_rank: Rank, first_namespace: str) -> bool:
@@ -50,7 +50,7 @@ class GangCards:
         self._ledger = ledger
         self._gang: Gang | None = None
         self._owner_then: _Owner | None = None  # of a snapshot
-        self._by_node: Mapping[str, list[Holding]] = _NOTHING
+        self._by_node: Mapping[str, list[Holding]] = _NO_HOLDINGS
 
     def snapshot(self, ledger: Ledger) -> "GangCards":
         """A copy of the reservation, independent of the original. `ledger`: the ledger of the same snapshot."""
@@ -82,7 +82,7 @@ class GangCards:
         """
         owner = self._reserving_gang()
         if owner is None or uid in owner.uids or not comes_after(rank, namespace, owner.rank, owner.namespace):
-            return _NOTHING
+            return _NO_HOLDINGS
         return self._by_node
 
     def holdings_on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:

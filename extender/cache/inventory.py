@@ -12,10 +12,10 @@ from typing import NamedTuple
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.mpsprofile import UNKNOWN
+from cardwise.core.api.mpsprofile import UNKNOWN_CLIENT
 from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE, ContainerShare
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
@@ -205,7 +205,7 @@ class Inventory:
             {key: tuple(share_parts) for key, share_parts in shares.items()},
             {key: tuple(share_parts) for key, share_parts in devices.items()},
         )
-        return Holding(uid, namespace, name, node, assigned, REPORTED, UNKNOWN)
+        return Holding(uid, namespace, name, node, assigned, REPORTED_PHASE, UNKNOWN_CLIENT)
 
     def _card_with_classes(self, name: str) -> Card | Device:
         """The card or device with its classes."""

@@ -17,16 +17,16 @@ from extender.records.cards import CardRecord
 
 # Maximum number of entries of a table: nodes write labels and models, and may change them at any time. A full table is
 # emptied, and then its cards are computed once more. A cluster has tens of models, and fewer combinations of classes.
-_REMEMBERED = 4096
-_REMEMBERED_LABELS = 16_384  # maximum number of label values that a group remembers
+_MAX_REMEMBERED_GROUPS = 4096
+_MAX_REMEMBERED_LABELS = 16_384  # maximum number of label values that a group remembers
 _MAX_LABEL_CHARACTERS = 512  # the classes of a card whose labels have more characters are not remembered
 
-Read = Callable[[CardRecord, Card], object]
+ReadProperty = Callable[[CardRecord, Card], object]
 
 # For the labels that each card has: a fast function that returns equal objects for equal label values. The objects need
 # not be the label values themselves.
-_BUILT_IN: Mapping[str, Read] = {
-    "kind": lambda _, __: classes.KIND,
+_BUILT_IN_PROPERTIES: Mapping[str, ReadProperty] = {
+    "kind": lambda _, __: classes.GPU_KIND,
     "model": lambda _, card: card.model,
     "memory": lambda _, card: card.mem,
     "node": lambda record, _: record.node,
@@ -75,14 +75,14 @@ class ClassMembership:
         if member is None:
             all_classes = frozenset().union(*key)
             member = CardClasses(all_classes, self._all.priority_of(all_classes))
-            if len(self._members) >= _REMEMBERED:
+            if len(self._members) >= _MAX_REMEMBERED_GROUPS:
                 self._members.clear()
             member = self._members[key] = self._intern(member)
         return member
 
     def _intern(self, member: CardClasses) -> CardClasses:
         """The shared object that is equal to `member`."""
-        if len(self._interned) >= _REMEMBERED:
+        if len(self._interned) >= _MAX_REMEMBERED_GROUPS:
             self._members.clear()
             self._interned = {NO_CLASSES: NO_CLASSES}
         return self._interned.setdefault(member, member)
@@ -92,7 +92,7 @@ class _Group:
     """Classes whose selectors read the same labels."""
 
     def __init__(self, keys: frozenset[str], resource_classes: list[ResourceClass]) -> None:
-        self._reads = [_BUILT_IN.get(key) or _label_reader(key) for key in sorted(keys)]
+        self._reads = [_BUILT_IN_PROPERTIES.get(key) or _label_reader(key) for key in sorted(keys)]
         self._classes = resource_classes
         self._classes_by_labels: dict[tuple[object, ...], frozenset[str]] = {}
         self._interned: dict[frozenset[str], frozenset[str]] = {}
@@ -105,17 +105,17 @@ class _Group:
             matching = frozenset(
                 resource_class.name for resource_class in self._classes if resource_class.selector.matches(labels)
             )
-            if len(self._interned) >= _REMEMBERED:
+            if len(self._interned) >= _MAX_REMEMBERED_GROUPS:
                 self._interned.clear()
             matching = self._interned.setdefault(matching, matching)
-            if len(self._classes_by_labels) >= _REMEMBERED_LABELS:
+            if len(self._classes_by_labels) >= _MAX_REMEMBERED_LABELS:
                 self._classes_by_labels.clear()
             if sum(len(text) for text in key if isinstance(text, str)) <= _MAX_LABEL_CHARACTERS:
                 self._classes_by_labels[key] = matching
         return matching
 
 
-def _label_reader(key: str) -> Read:
+def _label_reader(key: str) -> ReadProperty:
     return lambda record, _: record.labels.get(key)
 
 
@@ -129,5 +129,5 @@ def _labels(record: CardRecord) -> dict[str, str]:
         memory=MiB(0) if isinstance(card, Device) else card.mem,
         properties=record.labels,
         own={},
-        kind=card.kind if isinstance(card, Device) else classes.KIND,
+        kind=card.kind if isinstance(card, Device) else classes.GPU_KIND,
     )

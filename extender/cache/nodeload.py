@@ -16,7 +16,7 @@ from immutables import Map
 from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 
-_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # the assumed capacity of a node that reports no capacity
+_UNKNOWN_CAPACITY: Final = Load(1 << 60, 1 << 60, 1 << 30)  # the assumed capacity of a node that reports no capacity
 # Seconds for which a node must have offered slots again before pods are placed there. A device plugin that shuts down
 # withdraws its slots, the kubelet's next report shows them again, and the plugin withdraws them again. A pod that is
 # bound in between may reach a node without a plugin.
@@ -187,7 +187,7 @@ class NodeLoads:
         record = self._nodes.get(node)
         if record is None:
             return None
-        allocatable, used = record.allocatable or _UNKNOWN, self._sums.get(node)
+        allocatable, used = record.allocatable or _UNKNOWN_CAPACITY, self._sums.get(node)
         if used is None:
             return allocatable
         return allocatable.add(used, -1)

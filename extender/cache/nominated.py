@@ -21,7 +21,7 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.clusterview import ClusterView
-from extender.cache.nominations import LOWEST, NOMINATED, NominatedPlace
+from extender.cache.nominations import LOWEST_PRIORITY, NOMINATED_PHASE, NominatedPlace
 from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.pod import WaitingPod
 
@@ -59,7 +59,7 @@ class NominatedPods:
     policy: the placement policy of pods that name none.
     """
 
-    def __init__(self, cluster: ClusterView, policy: str = policies.DEFAULT) -> None:
+    def __init__(self, cluster: ClusterView, policy: str = policies.DEFAULT_POLICY) -> None:
         self._cluster = cluster
         self._policy = policy
         self._nominations = cluster.nominations
@@ -77,7 +77,7 @@ class NominatedPods:
 
     def nodes_with_unknown_cards(self) -> list[str]:
         """The nodes with reservations whose cards are not known yet, because another extender has answered preempt."""
-        places = self._nominations.reserved_places((), LOWEST)
+        places = self._nominations.reserved_places((), LOWEST_PRIORITY)
         return list(dict.fromkeys(node for _, node, place in places if place.assignment is None))
 
     def search_unknown_cards(self, nodes: Collection[str], is_over: Callable[[], bool]) -> list[SearchedPlace]:
@@ -86,7 +86,7 @@ class NominatedPods:
         is_over: called before each search. Returns whether to stop.
         """
         searched = []
-        for claimant, node, place in self._nominations.reserved_places((), LOWEST):
+        for claimant, node, place in self._nominations.reserved_places((), LOWEST_PRIORITY):
             if place.assignment is not None or node not in nodes:
                 continue
             if self._cluster.ledger.holding(claimant.uid) is not None:
@@ -146,7 +146,9 @@ class NominatedPods:
                     continue
             # Without a namespace, so that no quota counts the reservation before the pod is bound.
             mps_client = claimant.request.mps_client
-            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, NOMINATED, mps_client)
+            holding = Holding(
+                f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, NOMINATED_PHASE, mps_client
+            )
             reserved.append(NominatedReservation(holding, claimant.load, place.victims))
         return reserved
 
@@ -161,7 +163,7 @@ class NominatedPods:
         full_node = self._make_full_node(claimant, node, removed=removed)
         if full_node is None:
             return None
-        return preemption.least_harmful_victims(full_node, self._make_preemptor(claimant, policy, LOWEST))
+        return preemption.least_harmful_victims(full_node, self._make_preemptor(claimant, policy, LOWEST_PRIORITY))
 
     def find_victims(
         self,

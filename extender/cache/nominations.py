@@ -35,8 +35,8 @@ _SHOWN_SECONDS = 1.0  # seconds after the answer in which the watch usually show
 _GOING_SECONDS = 5.0  # seconds after the answer in which the watch shows that kube-scheduler has deleted the victims
 _KEEP_SECONDS = 60.0  # seconds for which cards stay reserved after the victims have ended
 
-LOWEST = -(1 << 40)  # a priority below the priorities of all pods
-NOMINATED = "nominated"  # `Holding.phase_name` of cards that are reserved for a nominated pod
+LOWEST_PRIORITY = -(1 << 40)  # a priority below the priorities of all pods
+NOMINATED_PHASE = "nominated"  # `Holding.phase_name` of cards that are reserved for a nominated pod
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,11 @@ from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mpsprofile import COMMON, MpsClient
+from cardwise.core.api.mpsprofile import COMMON_CLIENT, MpsClient
 from cardwise.core.api.request import Load
-from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.kube.watch.reflector import WatchPace
-from extender.cache.capacity import RESERVED, Capacity
+from extender.cache.capacity import RESERVED_PHASE, Capacity
 from extender.cache.inventory import Inventory, ShareReport
 from extender.cache.nominations import Nominations
 from extender.records.nodeinfo import PlacedPod
@@ -65,7 +65,7 @@ RESERVATION_SECONDS: Final = 30.0
 # Longer than a node's report of the pod's containers may be late. After that the node is taken to be dead.
 TERMINATING_SECONDS: Final = 30.0
 _MAX_ORPHANED: Final = 4096
-_AGENT_PACE: Final = WatchPace()  # the pace of the device plugins' watches
+_DEVICE_PLUGIN_WATCH_PACE: Final = WatchPace()  # the pace of the device plugins' watches
 NO_EPOCH: Final = -1  # no leader epoch: such a row is never posted
 _MAX_DOUBLINGS: Final = 6  # the pause of 1 s between two look-ups of a pod doubles at most this many times
 
@@ -84,28 +84,28 @@ class Phase(StrEnum):
     ORPHANED = "orphaned"  # terminating for longer than `Timeouts.terminating`: counts only while its node reports it
 
 
-PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # no Binding was posted yet
-POSTED: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED})
+UNPOSTED_PHASES: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # no Binding was posted yet
+POSTED_PHASES: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED})
 
 # The phases that may follow each phase; None: no reservation. A watch event may show a pod bound or deleted at any
 # time.
 TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
-    None: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, Phase.TERMINATING}),
-    Phase.NOMINATED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
-    Phase.RESERVED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
-    Phase.WAITING: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
-    Phase.BINDING: frozenset({*POSTED, Phase.WAITING, Phase.BOUND, Phase.TERMINATING, None}),
+    None: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, Phase.TERMINATING}),
+    Phase.NOMINATED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, None}),
+    Phase.RESERVED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, None}),
+    Phase.WAITING: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, None}),
+    Phase.BINDING: frozenset({*POSTED_PHASES, Phase.WAITING, Phase.BOUND, Phase.TERMINATING, None}),
     Phase.UNCONFIRMED: frozenset({Phase.BINDING, Phase.BOUND, Phase.TERMINATING, None}),
     Phase.ACCEPTED: frozenset({Phase.BOUND, Phase.TERMINATING, None}),
     Phase.BOUND: frozenset({Phase.BOUND, Phase.TERMINATING, Phase.UNCONFIRMED, None}),
     Phase.TERMINATING: frozenset({Phase.TERMINATING, Phase.ORPHANED, Phase.BOUND, Phase.UNCONFIRMED, None}),
-    Phase.ORPHANED: frozenset({*PLANS, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
+    Phase.ORPHANED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
 }
 
 # The names of the phases in metrics and `cardwise inspect`.
 PHASE_NAMES: Final[Mapping[Phase, str]] = {
-    Phase.NOMINATED: RESERVED,
-    Phase.RESERVED: RESERVED,
+    Phase.NOMINATED: RESERVED_PHASE,
+    Phase.RESERVED: RESERVED_PHASE,
     Phase.WAITING: "waiting",
     Phase.BINDING: "binding",
     Phase.UNCONFIRMED: "unconfirmed",
@@ -194,7 +194,7 @@ class Timeouts:
     reservation: float = RESERVATION_SECONDS
     terminating: float = TERMINATING_SECONDS
     confirmation: float = 75.0
-    restored: float = _AGENT_PACE.backoff_cap + _AGENT_PACE.silence + 20.0
+    restored: float = _DEVICE_PLUGIN_WATCH_PACE.backoff_cap + _DEVICE_PLUGIN_WATCH_PACE.silence + 20.0
 
 
 class Expired(NamedTuple):
@@ -251,7 +251,7 @@ class Reservations:
             return None
         if row.phase in (Phase.TERMINATING, Phase.ORPHANED):
             if self._is_reported(row.holding):
-                return replace(row.holding, phase_name=REPORTED)
+                return replace(row.holding, phase_name=REPORTED_PHASE)
             return row.holding if row.phase is Phase.TERMINATING else None
         return row.holding
 
@@ -286,7 +286,7 @@ class Reservations:
     def known_binding(self, uid: str) -> KnownBinding | None:
         """The node and cards to which the pod is or may be bound; None if no Binding can have bound it."""
         row = self._rows.get(uid)
-        if row is None or row.phase in PLANS or row.phase is Phase.ORPHANED:
+        if row is None or row.phase in UNPOSTED_PHASES or row.phase is Phase.ORPHANED:
             return None
         return KnownBinding(node=row.node, assignment=row.assignment, phase=row.phase)
 
@@ -300,7 +300,7 @@ class Reservations:
             {
                 PHASE_NAMES[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND]),
                 PHASE_NAMES[Phase.TERMINATING]: 0,
-                REPORTED: 0,
+                REPORTED_PHASE: 0,
             }
         )
         for phase, rows in self._by_phase.items():
@@ -316,7 +316,7 @@ class Reservations:
             else:
                 keys = (unknown_holder_key(ShareReport(uid, node)) for node in nodes)
                 unknown_holders += sum(self._capacity.ledger.holding(key) is not None for key in keys)
-        counts[REPORTED] += unknown_holders
+        counts[REPORTED_PHASE] += unknown_holders
         return counts
 
     # Decisions of this extender.
@@ -328,7 +328,7 @@ class Reservations:
         assignment: Assignment | None,
         phase: Phase,
         *,
-        mps_client: MpsClient = COMMON,
+        mps_client: MpsClient = COMMON_CLIENT,
         load: Load | None = None,
         nominee: WaitingPod | None = None,
         gang: str = "",
@@ -377,7 +377,7 @@ class Reservations:
         if row is None:
             return
         self._remove_from_gang(row)
-        if row.phase in PLANS:
+        if row.phase in UNPOSTED_PHASES:
             self._drop_row(row)
 
     @contextmanager
@@ -427,7 +427,9 @@ class Reservations:
         row_before = self._rows.get(pod.uid)
         if pod.assignment is None:
             elsewhere = row_before is not None and (row_before.node != pod.node or row_before.holding is None)
-            if row_before is not None and (row_before.phase in PLANS or (row_before.phase in POSTED and elsewhere)):
+            if row_before is not None and (
+                row_before.phase in UNPOSTED_PHASES or (row_before.phase in POSTED_PHASES and elsewhere)
+            ):
                 self._drop_row(row_before)
             return
         holding = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, mps_client=pod.mps_client)
@@ -463,7 +465,7 @@ class Reservations:
             return
         if row.phase is Phase.BINDING:
             row.deleted = True
-        elif row.phase in PLANS or ended:
+        elif row.phase in UNPOSTED_PHASES or ended:
             self._drop_row(row, seen_by_scheduler=True)
         elif row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
             self._mark_terminating(row)
@@ -543,7 +545,7 @@ class Reservations:
     def drop_plans(self) -> None:
         """End all plans, and all nominations whose node is not in the pod's status."""
         self.nominations.reset_to_statuses()
-        for row in list(self.rows_in_phases(*PLANS)):
+        for row in list(self.rows_in_phases(*UNPOSTED_PHASES)):
             self._drop_row(row)
 
     def expire(self) -> Expired:

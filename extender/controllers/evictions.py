@@ -20,9 +20,9 @@ from extender.records.podref import PodRef
 
 _log = structlog.get_logger(__name__)
 
-_EVERY = 1.0  # seconds between two pods for which victims are evicted
+_INTERVAL_SECONDS = 1.0  # seconds between two pods for which victims are evicted
 _RETRY_SECONDS = 2.0  # seconds between two attempts to evict the same victim
-_TRIES = 20
+_MAX_TRIES = 20
 # Seconds for which a victim is not chosen again: after a failed dry run; and after failed evictions, which is longer,
 # since other victims may have been evicted in vain.
 _REFUSED_SECONDS, _STUCK_SECONDS = 60.0, 600.0
@@ -64,14 +64,16 @@ class Evictions:
         evictions = self._preemption.next_evictions()
         # Thousands of pods may wait in vain, so this thread pauses. The pause is short, since it delays all namespaces;
         # after a long search only the pod's namespace pauses longer (`SchedulingQueue.on_searched`).
-        self._next = now + max(_EVERY if evictions else 0.0, pause_seconds(self._clock.cpu() - began))
+        self._next = now + max(_INTERVAL_SECONDS if evictions else 0.0, pause_seconds(self._clock.cpu() - began))
         victims = [victim for eviction in evictions for victim in eviction.victims]
         refused_uids = [victim.uid for victim in victims if not self._can_evict(victim)]
         if refused_uids:
             for eviction in evictions:
                 self._preemption.on_eviction_failed(eviction, refused_uids, _REFUSED_SECONDS)
             return
-        self._deferred.extend((eviction, victim, now, _TRIES) for eviction in evictions for victim in eviction.victims)
+        self._deferred.extend(
+            (eviction, victim, now, _MAX_TRIES) for eviction in evictions for victim in eviction.victims
+        )
         self._retry_deferred(now)
 
     def _retry_deferred(self, now: float) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.shapes import RequestSize
 
 _SCRAPE_SECONDS: Final = 300.0  # seconds after a scrape in which counting continues
-_EVERY: Final = 5.0  # seconds between two counts
+_INTERVAL_SECONDS: Final = 5.0  # seconds between two counts
 _LEARN_SECONDS: Final = 60.0  # seconds between two reads of the requests of arriving pods
 
 
@@ -54,11 +54,11 @@ class FragMetrics(Collector):
         yield from self._metrics
 
     def step(self) -> None:
-        """Compute the metrics every `_EVERY` seconds, unless the last scrape was more than `_SCRAPE_SECONDS` seconds
-        ago.
+        """Compute the metrics every `_INTERVAL_SECONDS` seconds, unless the last scrape was more than `_SCRAPE_SECONDS`
+        seconds ago.
         """
         now = self._clock.now()
-        if now >= self._scraped + _SCRAPE_SECONDS or now < self._counted_at + _EVERY:
+        if now >= self._scraped + _SCRAPE_SECONDS or now < self._counted_at + _INTERVAL_SECONDS:
             return
         if self._fragments is None:
             # Imported only while a client scrapes, since the import loads numpy.

@@ -26,17 +26,17 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_AT_ONCE = 8  # parallel writes
+_MAX_PARALLEL_WRITES = 8  # parallel writes
 # Maximum number of queued writes of a namespace and kind, so that none comes long after its decision.
 _MAX_QUEUED_WRITES = 64
-_REMEMBERED = 200  # retry times of pods; above this number, past times are removed
+_MAX_REMEMBERED_RETRIES = 200  # retry times of pods; above this number, past times are removed
 _SHOWN_SECONDS = 3.0  # seconds after which the removal of a gate is repeated if the watch still shows the gate
 _EVICT_SECONDS = 5.0  # seconds between two attempts to evict a pod
 _TIMEOUT = 5.0
 _FOREIGN_SECONDS = 5.0  # seconds between two reads of another project's PodGroup
 _MAX_FOREIGN_READS = 50  # reads of other projects' PodGroups per step
-_FOREIGN_STEP = 0.5  # seconds, after which a step reads no further PodGroup
-_FOREIGN: Final[Mapping[ForeignPodGroup, str]] = {
+_FOREIGN_STEP_SECONDS = 0.5  # seconds, after which a step reads no further PodGroup
+_PATH_BY_FOREIGN_API: Final[Mapping[ForeignPodGroup, str]] = {
     ForeignPodGroup.COSCHEDULING: f"/apis/{ForeignPodGroup.COSCHEDULING}/v1alpha1",
     ForeignPodGroup.KUBERNETES: f"/apis/{ForeignPodGroup.KUBERNETES}/v1beta1",
 }
@@ -100,7 +100,7 @@ class GangController:
         namespace among kinds of writes. A step also plans gangs, so it never waits for a write.
         """
         now = self._clock.now()
-        if len(self._not_before) > _REMEMBERED:
+        if len(self._not_before) > _MAX_REMEMBERED_RETRIES:
             self._not_before = {uid: at for uid, at in self._not_before.items() if at > now}
         with self._lock:
             writing = dict(self._writing)
@@ -114,7 +114,7 @@ class GangController:
             with self._lock:
                 self._writing[pod.uid] = flow
             if self._threads is None:  # created after the fork, in the serving process
-                self._threads = CallThreads("gangs", _AT_ONCE, self._clock)
+                self._threads = CallThreads("gangs", _MAX_PARALLEL_WRITES, self._clock)
             self._threads.submit(partial(self._run_write, pod, write), *flow)
 
     def _run_write(self, pod: PodRef, write: Callable[[], None]) -> None:
@@ -179,13 +179,13 @@ class GangController:
             self._read_at[namespace] = self._clock.now()
             self._foreign[kind, key] = began + _FOREIGN_SECONDS
             self._read_foreign_group(kind, key)
-            if self._clock.now() - began > _FOREIGN_STEP:
+            if self._clock.now() - began > _FOREIGN_STEP_SECONDS:
                 break
 
     def _read_foreign_group(self, kind: ForeignPodGroup, key: str) -> None:
         namespace, _, name = key.partition("/")
         try:
-            path = paths.namespaced(_FOREIGN[kind], "podgroups", namespace, name)
+            path = paths.namespaced(_PATH_BY_FOREIGN_API[kind], "podgroups", namespace, name)
             spec = self._client.get(path, timeout=_TIMEOUT).get("spec") or {}
         except errors.NotFound:
             self._state.gangs.set_foreign_group(kind, key, None)

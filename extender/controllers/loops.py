@@ -30,7 +30,7 @@ _REPORT_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _NOMINATE_SECONDS = 0.02
 _REQUEUE_TIMEOUT = 1.0  # seconds for the write to a node; then another node is tried
-_REQUEUE_TRIES = 8  # maximum number of nodes that are tried without a pause
+_MAX_REQUEUE_TRIES = 8  # maximum number of nodes that are tried without a pause
 _REQUEUE_SECONDS = 3.0  # seconds of such tries after which there is a pause
 # Seconds between two steps after which this process was paused. kube-scheduler waits as long for a call, so a call may
 # have timed out in the pause.
@@ -140,7 +140,7 @@ class Loops:
         if began < self._requeue_not_before:
             return
         retry_after = None
-        for _ in range(_REQUEUE_TRIES):
+        for _ in range(_MAX_REQUEUE_TRIES):
             node = self._state.next_requeue_node()
             if node is None:
                 return

@@ -20,15 +20,19 @@ from extender.reporting.schedule import WriteRate
 
 _log = structlog.get_logger(__name__)
 
-_THREADS: Final = 16  # writing threads; with fewer, kube-scheduler would overtake the writes if the API server is slow
-_RATE: Final = 400.0  # maximum number of pods that are written a second
-_AT_ONCE: Final = 64  # maximum number of pods in one step, so that the loop can be stopped
+_MAX_THREADS: Final = (
+    16  # writing threads; with fewer, kube-scheduler would overtake the writes if the API server is slow
+)
+_MAX_WRITES_PER_SECOND: Final = 400.0  # maximum number of pods that are written a second
+_MAX_PODS_PER_STEP: Final = 64  # maximum number of pods in one step, so that the loop can be stopped
 _TIMEOUT: Final = 5.0  # seconds for one write
-_PAUSE: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
-_IN_A_ROW: Final = 8  # server errors in a row, after which no pod is written for `_PAUSE` seconds
-_SLOW: Final = 2.0  # a write that takes at least so many seconds is slow
-_SLOW_PAUSE: Final = 10.0  # seconds in which nothing is written to a namespace after a slow write there
-_MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: marks the nodes that the extender wrote
+_FAILURE_PAUSE_SECONDS: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
+_MAX_ERRORS_IN_A_ROW: Final = (
+    8  # server errors in a row, after which no pod is written for `_FAILURE_PAUSE_SECONDS` seconds
+)
+_SLOW_WRITE_SECONDS: Final = 2.0  # a write that takes at least so many seconds is slow
+_SLOW_WRITE_PAUSE_SECONDS: Final = 10.0  # seconds in which nothing is written to a namespace after a slow write there
+_FIELD_MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: marks the nodes that the extender wrote
 
 
 class NominationWriter:
@@ -69,8 +73,8 @@ class NominationWriter:
             resting = frozenset(self._paused_until.keys() | self._slow.keys())
         for stale_nominee in self._nominator.take_stale_nominees():
             self._thread_pool().submit(_log_errors, self.remove_nomination, stale_nominee)
-        for _ in range(_AT_ONCE):
-            if not self._write_rate.allows_write(self._clock.now(), _RATE):
+        for _ in range(_MAX_PODS_PER_STEP):
+            if not self._write_rate.allows_write(self._clock.now(), _MAX_WRITES_PER_SECOND):
                 return
             has_more, nominee = self._nominator.nominate_next(resting)
             if nominee is not None:
@@ -136,22 +140,22 @@ class NominationWriter:
         path = paths.pods(pod.namespace, pod.name, "status")
         began = self._clock.now()
         try:
-            self._client.patch(path, change, "merge", _MANAGER, timeout=_TIMEOUT)
+            self._client.patch(path, change, "merge", _FIELD_MANAGER, timeout=_TIMEOUT)
             self._failed = 0
         finally:
             now = self._clock.now()
-            if now - began >= _SLOW:
+            if now - began >= _SLOW_WRITE_SECONDS:
                 with self._lock:
-                    self._slow[pod.namespace] = now + _SLOW_PAUSE
+                    self._slow[pod.namespace] = now + _SLOW_WRITE_PAUSE_SECONDS
 
     def _pause_namespace(self, message: str, pod: PodRef, error: errors.KubeError) -> None:
         with self._lock:
-            self._paused_until[pod.namespace] = self._clock.now() + _PAUSE
+            self._paused_until[pod.namespace] = self._clock.now() + _FAILURE_PAUSE_SECONDS
             # Timeouts do not count, since a tenant can make their pods so large that each write times out.
             self._failed += errors.would_fail_other_writes(error)
-            if self._failed >= _IN_A_ROW:
+            if self._failed >= _MAX_ERRORS_IN_A_ROW:
                 self._failed = 0
-                self._not_before = self._clock.now() + _PAUSE
+                self._not_before = self._clock.now() + _FAILURE_PAUSE_SECONDS
         _log.warning(message, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _is_slow(self, namespace: str) -> bool:
@@ -162,7 +166,7 @@ class NominationWriter:
     def _thread_pool(self) -> ThreadPoolExecutor:
         # Created late, because threads do not survive the fork: a child of the process that created this object serves.
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominations")
+            self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="nominations")
         return self._pool
 
 
@@ -179,7 +183,7 @@ def _is_ours(pod: Mapping[str, Any], node: str) -> bool:
     if (pod.get("status") or {}).get("nominatedNodeName") != node:
         return False
     return any(
-        entry.get("manager") == _MANAGER
+        entry.get("manager") == _FIELD_MANAGER
         and "f:nominatedNodeName" in ((entry.get("fieldsV1") or {}).get("f:status") or {})
         for entry in pod["metadata"].get("managedFields") or ()
     )

@@ -28,8 +28,8 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_DIGITS = 30
-_BEFORE_ALL_TIMES = ""  # sorts before every time: of a pod whose time of binding is unknown
+_TIMESTAMP_DIGITS = 30
+_EARLIEST_TIME = ""  # sorts before every time: of a pod whose time of binding is unknown
 _SETTLE_SECONDS = 3.0  # seconds from the suspicion of a node to its check
 
 
@@ -165,14 +165,14 @@ def _amounts_by_uuid(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[s
 
 def _parse_nanoseconds(text: str | None) -> int:
     """The nanoseconds in the annotation, or 0. They only order two pods that were bound in the same second."""
-    return int(text) if text and text.isdecimal() and len(text) < _DIGITS else 0
+    return int(text) if text and text.isdecimal() and len(text) < _TIMESTAMP_DIGITS else 0
 
 
 def _bound_at(pod: Json) -> str:
     """When the pod was bound, in whole seconds of the API server's clock; a text that sorts first if unknown."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     times = (condition.get("lastTransitionTime") for condition in conditions if condition["type"] == "PodScheduled")
-    return str(next(times, None) or _BEFORE_ALL_TIMES)
+    return str(next(times, None) or _EARLIEST_TIME)
 
 
 def _has_started(pod: Json) -> bool:

@@ -19,8 +19,8 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SLICE = 64  # nodes that are scored in one critical section: takes half a millisecond
-_SLICES = 100  # maximum number of critical sections in one step
+_NODES_PER_LOCK = 64  # nodes that are scored in one critical section: takes half a millisecond
+_MAX_LOCKS_PER_STEP = 100  # maximum number of critical sections in one step
 _TIMEOUT = 5.0
 _SAVE_SECONDS = 60.0  # seconds between two saves of the workload
 _COMPARE_SECONDS = 300.0  # seconds between two checks of whether the ConfigMap still has the settings
@@ -42,7 +42,7 @@ class WorkloadController:
         namespace: str,
         *,
         leads: Callable[[], bool],
-        policy: str = policies.DEFAULT,
+        policy: str = policies.DEFAULT_POLICY,
         limits: CardLimits = _NO_LIMITS,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -79,8 +79,8 @@ class WorkloadController:
         self._was_leader = leads
         if not self._restored:
             self._restored = self._restore_workload()
-        for _ in range(_SLICES):
-            if not scored.precompute_scores(_SLICE):
+        for _ in range(_MAX_LOCKS_PER_STEP):
+            if not scored.precompute_scores(_NODES_PER_LOCK):
                 break
             pause(self._clock)
         learned = self._learn_workload()

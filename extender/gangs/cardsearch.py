@@ -29,9 +29,10 @@ from cardwise.core.placement.nodestate import NodeState
 from extender.cache.clusterview import ClusterView
 from extender.cache.nodeload import NodeLoads
 
-# While the copy has too few cards, their number grows by a factor of 1 + 1/_SLOWLY; after a failed plan it doubles.
-_SLOWLY: Final = 8
-_READ: Final = 64  # nodes that are read between two calls of `pace`
+# While the copy has too few cards, their number grows by a factor of 1 + 1/_GROWTH_DIVISOR; after a failed plan it
+# doubles.
+_GROWTH_DIVISOR: Final = 8
+_NODES_BETWEEN_PACES: Final = 64  # nodes that are read between two calls of `pace`
 
 # An entry of the search: how often its cards were given up, the MiB in use on them, their node, and their positions
 # there. The copy gets the smallest entries first.
@@ -127,7 +128,7 @@ class _CardSearch:
             if short is not None and is_complete:
                 return Unplanned(member=short)
             if short is not None:
-                due = max(1, count // _SLOWLY)
+                due = max(1, count // _GROWTH_DIVISOR)
                 continue
             planned = self._plan(policy)
             if isinstance(planned, Planned) or is_complete:
@@ -138,7 +139,7 @@ class _CardSearch:
         """The useful cards of the cluster, in order."""
         entries: list[_Entry] = []
         for i, name in enumerate(sorted(self._ledger.nodes_by_name())):
-            if i % _READ == 0:
+            if i % _NODES_BETWEEN_PACES == 0:
                 self._pace()
             state = self._ledger.node(name)
             if state is not None and self._is_offered(name):

@@ -17,7 +17,7 @@ from sys import intern
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
-from cardwise.core.api.mpsprofile import COMMON
+from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangplan import Pace, Planned, Unplanned
 from cardwise.core.gangs.gangs import Member
@@ -41,7 +41,7 @@ _MAX_TRIES: Final = 3  # plans on snapshots, before a gang is planned with the l
 _LOCKED_SECONDS: Final = 0.02  # seconds of CPU of a plan with the lock held
 _ERROR_SECONDS: Final = 5.0  # seconds after an unexpected error, before the gang is planned again
 
-CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again at once
+CHEAP_PLAN_SECONDS = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
 
 class _Outcome(Enum):
@@ -377,7 +377,7 @@ class GangPlaces:
                 place.node,
                 place.assignment,
                 Phase.WAITING,
-                mps_client=place.request.mps_client if place.request is not None else COMMON,
+                mps_client=place.request.mps_client if place.request is not None else COMMON_CLIENT,
                 load=place.load,
                 gang=gang.key,
                 peer_key=place.request.peer_key if place.request is not None else None,
@@ -393,7 +393,7 @@ class GangPlaces:
     def _record_failure(self, gang: Gang, task: _Task, cost: float) -> None:
         """Record that the plan of the gang failed. `cost`: seconds of CPU."""
         record, inputs, now = task.record, task.inputs, self._clock.now()
-        if cost > CHEAP:
+        if cost > CHEAP_PLAN_SECONDS:
             record.not_before = now + pause_seconds(cost)
         if record.tried is None or record.tried._replace(members=inputs.members) != inputs:
             gang.mark_refused(now)  # not if only members have changed: adding members must bring no reservation sooner
@@ -424,7 +424,7 @@ class GangPlaces:
         return None
 
     def _record_of(self, gang: Gang) -> "_GangRecord":
-        return self._known.get(gang.key, _NOTHING)
+        return self._known.get(gang.key, _EMPTY_RECORD)
 
     def _plan_inputs(self, gang: Gang, now: float) -> "_PlanInputs":
         offers, avoided = self._record_of(gang).changes, tuple(gang.avoided_pairs(now))
@@ -463,7 +463,7 @@ class _GangRecord:
     not_before: float = float("-inf")
 
 
-_NOTHING: Final = _GangRecord()
+_EMPTY_RECORD: Final = _GangRecord()
 
 
 def _needs(members: Iterable[Member]) -> list[tuple[str, str, PodRequest | None, Load]]:

@@ -1,8 +1,8 @@
 """The order in which waiting gangs are planned, kept up to date while they change.
 
 Gangs that are bound in part come first, then the gang with the smallest rank. But one tenant can have thousands of
-gangs, and other tenants would wait until all these are tried. So after `AT_A_TIME` gangs of one namespace the gangs of
-other namespaces follow. Not thread-safe: the caller holds the lock of `State`.
+gangs, and other tenants would wait until all these are tried. So after `GANGS_BEFORE_NEXT_NAMESPACE` gangs of one
+namespace the gangs of other namespaces follow. Not thread-safe: the caller holds the lock of `State`.
 """
 
 from bisect import bisect_left, insort
@@ -14,7 +14,7 @@ from typing import Final
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.gangs.gangstate import Gang
 
-AT_A_TIME: Final = 32  # gangs of a namespace, after which gangs of other namespaces follow
+GANGS_BEFORE_NEXT_NAMESPACE: Final = 32  # gangs of a namespace, after which gangs of other namespaces follow
 
 _Place = tuple[bool, Rank, Gang]  # ranks are never equal, so gangs are not compared
 
@@ -59,9 +59,12 @@ class GangQueue:
     def _round_robin(self, until: _Place | None = None) -> Iterator[Gang]:
         last_lap = None
         if until is not None:
-            last_lap = bisect_left(self._by_namespace[until[2].namespace], until) // AT_A_TIME
+            last_lap = bisect_left(self._by_namespace[until[2].namespace], until) // GANGS_BEFORE_NEXT_NAMESPACE
         for lap in count():
-            chunks = [places[lap * AT_A_TIME : (lap + 1) * AT_A_TIME] for places in self._by_namespace.values()]
+            chunks = [
+                places[lap * GANGS_BEFORE_NEXT_NAMESPACE : (lap + 1) * GANGS_BEFORE_NEXT_NAMESPACE]
+                for places in self._by_namespace.values()
+            ]
             if lap == last_lap and until is not None:
                 chunks = [places[: bisect_left(places, until)] for places in chunks]
             if not any(chunks):

@@ -23,7 +23,7 @@ from extender.cache.cache import Cache
 from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, limit_work, pause, pause_seconds, stop_when
 from extender.cache.statelock import StateLock
 from extender.gangs.bindthreads import BindThreadAdmission
-from extender.gangs.gangplaces import CHEAP, GangPlaces, PlanRequest
+from extender.gangs.gangplaces import CHEAP_PLAN_SECONDS, GangPlaces, PlanRequest
 from extender.gangs.gangqueue import GangCursor, GangQueue
 from extender.gangs.gangtypes import (
     BindNow,
@@ -451,7 +451,7 @@ class Gangs:
             self._pass_cost += self._clock.cpu() - began
             if gang is None:
                 self._pass = None
-                if self._pass_cost > CHEAP:
+                if self._pass_cost > CHEAP_PLAN_SECONDS:
                     self._next_pass = self._clock.now() + pause_seconds(self._pass_cost)
                 return
 
@@ -484,7 +484,7 @@ class Gangs:
             )
         with self._lock:
             cost = self._clock.cpu() - began
-            if not (is_planned and gang_to_plan is gang) and cost > CHEAP:
+            if not (is_planned and gang_to_plan is gang) and cost > CHEAP_PLAN_SECONDS:
                 self._next_in_call = now + PAUSE_FACTOR * cost
 
     def _move_in_call(self, gang: Gang, uid: str, nodes: Collection[str]) -> MemberPlace:

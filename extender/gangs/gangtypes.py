@@ -23,7 +23,7 @@ class GangSettings:
     """
 
     patience: GangPatience = field(default_factory=GangPatience)
-    policy: str = policies.DEFAULT
+    policy: str = policies.DEFAULT_POLICY
     max_waiting: int = 0
 
 

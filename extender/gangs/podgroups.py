@@ -17,7 +17,7 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube import wire
 from extender.gangs.gangviews import GangView
 
-_NAMED = 20  # maximum number of members that a status names
+_MAX_NAMED_MEMBERS = 20  # maximum number of members that a status names
 _decode = msgspec.json.Decoder(Json).decode
 
 
@@ -88,7 +88,7 @@ def group_status(group_record: GroupRecord, view: GangView | None, now: str) -> 
         "members": view.member_count if view is not None else 0,
         "bound": view.bound if view is not None else 0,
         "lastTransitionTime": changed or now,
-        "waitingFor": list(view.waiting_for[:_NAMED]) if view is not None else [],
+        "waitingFor": list(view.waiting_for[:_MAX_NAMED_MEMBERS]) if view is not None else [],
         "reserved": [
             {"node": node, "members": members, "gpus": cards}
             for node, members, cards in (view.reserved if view is not None else ())

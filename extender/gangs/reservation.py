@@ -22,9 +22,9 @@ the first gang of each namespace, then the second gang of each; a namespace whos
 the gangs of one namespace together have a reservation for `GangPatience.reserve_limit` seconds, and then none for the
 same time. So users gain nothing from deleting a gang and creating it again.
 
-The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards that have less memory in use by
-then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. This time doubles with each
-such card, so that the gang also waits long enough for cards whose pods run for minutes.
+The search is repeated every `_SEARCH_INTERVAL_SECONDS` seconds, and the reservation moves to cards that have less
+memory in use by then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. This time
+doubles with each such card, so that the gang also waits long enough for cards whose pods run for minutes.
 
 A search runs on a snapshot, without the lock. Its result is used only if the leader epoch is still the same. Each step
 of the controller runs at most one search, and then plans gangs. So gangs that never fit do not delay gangs that fit.
@@ -38,7 +38,7 @@ import structlog
 from cardwise.clock import Clock
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.mpsprofile import COMMON
+from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.gangs.gangplan import Pace, Planned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
@@ -53,7 +53,7 @@ from extender.records.podref import PodRef
 
 _log = structlog.get_logger(__name__)
 
-_SEARCH_AGAIN: Final = 30.0  # seconds between two searches for the same gang
+_SEARCH_INTERVAL_SECONDS: Final = 30.0  # seconds between two searches for the same gang
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
 _MAX_DOUBLINGS: Final = 6  # maximum number of times that `_STUCK_SECONDS` doubles
 _MAX_GANGS: Final = 32  # maximum number of gangs of a namespace, per priority, for which cards are searched
@@ -175,15 +175,16 @@ class GangReservation:
     def _next_to_search(self, due: Sequence[Gang], now: float) -> Gang | None:
         """The gang for which cards are to be searched next; None if the gang for the reservation is known.
 
-        The search is repeated every `_SEARCH_AGAIN` seconds for the first gang that could have the reservation, and for
-        all gangs before that gang, since one of these might fit by then. The gangs without a search come first, then
-        the gang with the oldest search. So each gang gets a search, even if searches for other gangs take all the time.
+        The search is repeated every `_SEARCH_INTERVAL_SECONDS` seconds for the first gang that could have the
+        reservation, and for all gangs before that gang, since one of these might fit by then. The gangs without a
+        search come first, then the gang with the oldest search. So each gang gets a search, even if searches for other
+        gangs take all the time.
         """
         gangs_to_search: list[tuple[float, Gang]] = []
         for gang in self._gangs_in_order(due):
             selection = self._selections.get(gang.key)
             searched_at = selection.at if selection is not None else _NEVER
-            if now - searched_at >= _SEARCH_AGAIN:
+            if now - searched_at >= _SEARCH_INTERVAL_SECONDS:
                 gangs_to_search.append((searched_at, gang))
             if selection is not None and self._valid_holdings(gang, selection.holdings):
                 break
@@ -318,7 +319,7 @@ def _holdings_to_reserve_by_member(
                     node,
                     place.assignment,
                     PHASE_NAME,
-                    place.request.mps_client if place.request is not None else COMMON,
+                    place.request.mps_client if place.request is not None else COMMON_CLIENT,
                 )
                 for place in places
                 if place.assignment is not None

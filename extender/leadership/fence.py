@@ -41,11 +41,11 @@ _R = TypeVar("_R")
 _log = structlog.get_logger(__name__)
 
 _TIMEOUT = 2.0
-AT_ONCE = 16  # parallel writes
+MAX_PARALLEL_FENCES = 16  # parallel writes
 _TOTAL_SECONDS = 10.0  # seconds in which failed writes are repeated, although the API server still writes the Lease
 _SHORT_TIMEOUT = 0.25  # seconds for a write to a pod whose first attempt starts after `_TOTAL_SECONDS`
-_OURS = {names.ASSIGNMENT, names.IDX}  # each Binding of a pod with cards sets one of these annotations
-_REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
+_BINDING_ANNOTATIONS = {names.ASSIGNMENT, names.IDX}  # each Binding of a pod with cards sets one of these annotations
+_REFUSAL_ERRORS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
 
 class PodState(Enum):
@@ -103,7 +103,7 @@ class Fence:
             return _state_of(self._client.patch(path, patch, timeout=timeout), pod.uid)
         except errors.NotFound:
             return PodState.DELETED
-        except _REFUSALS as error:
+        except _REFUSAL_ERRORS as error:
             state = self.read_state(pod, timeout=timeout)
             if state is not PodState.UNBOUND:
                 return state
@@ -120,7 +120,7 @@ class Fence:
         still_leads: Callable[[], bool],
         *,
         retry: bool = True,
-        at_once: int = AT_ONCE,
+        at_once: int = MAX_PARALLEL_FENCES,
         fenced: set[str] | None = None,
     ) -> FenceSummary | None:
         """Fence all these pods. Returns None if `still_leads` returned False before all pods were tried.
@@ -180,7 +180,7 @@ class Fence:
         if not still_leads():
             return None
         is_late = self._clock.now() > until
-        if slow[pod.namespace] >= (1 if is_late else AT_ONCE):
+        if slow[pod.namespace] >= (1 if is_late else MAX_PARALLEL_FENCES):
             return _SkippedPod(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
         try:
             return self.fence_pod(pod, fencing_token, timeout=_SHORT_TIMEOUT if is_late else _TIMEOUT)
@@ -226,7 +226,7 @@ def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
     # The Binding of a gang member without cards has only the annotation of the leader epoch, which `fence_pod` writes,
     # too.
     member = bool(labels_of(manifest).get(names.GANG))
-    is_ours = member or _OURS & annotations_of(manifest).keys()
+    is_ours = member or _BINDING_ANNOTATIONS & annotations_of(manifest).keys()
     return PodState.BOUND if is_ours else PodState.BOUND_BY_OTHER
 
 

@@ -32,8 +32,8 @@ _log = structlog.get_logger(__name__)
 
 _SAFETY_SECONDS = 1.0  # a write must end so many seconds before the Lease expires
 _CHECK_SECONDS = 0.5  # seconds between two checks of the Lease; usually the elector's thread reports changes sooner
-_RENEWALS = 6  # renewals of the Lease in one lease duration
-_FENCES_AT_ONCE = 2  # parallel writes to unfenced pods, so that the Lease is still renewed in time
+_RENEWALS_PER_LEASE = 6  # renewals of the Lease in one lease duration
+_MAX_PARALLEL_FENCES = 2  # parallel writes to unfenced pods, so that the Lease is still renewed in time
 _FENCE_RETRY_SECONDS = 20.0  # seconds until pods that could not be changed when the epoch began are tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
@@ -246,7 +246,7 @@ class LeaseLeadership(Leadership):
             return
         waiting = [pod for pod in self._pending_pods() if pod.uid in self._unfenced]
         summary = self._fence.fence_pods(
-            waiting, self._fencing_token[1], still_leads, retry=False, at_once=_FENCES_AT_ONCE
+            waiting, self._fencing_token[1], still_leads, retry=False, at_once=_MAX_PARALLEL_FENCES
         )
         if summary is not None:
             self._unfenced = summary.unfenced
@@ -362,7 +362,7 @@ def make_lease_leadership(
             name,
             new_identity(),
             duration=duration,
-            renew_every=min(2.0, duration / _RENEWALS),
+            renew_every=min(2.0, duration / _RENEWALS_PER_LEASE),
             clock=lease_clock,
             on_change=leadership.on_lease_changed,
             can_act=leadership.can_lead,

@@ -18,7 +18,7 @@ from cardwise.runtime.loops import Loop
 
 _log = structlog.get_logger(__name__)
 
-_FAILED = "failed to write the leader label"
+_FAILED_TEXT = "failed to write the leader label"
 _CHECK_SECONDS = 0.2
 # Seconds between two checks of all labels. Short, since kube-scheduler reaches no extender while the label is wrong.
 _COMPARE_SECONDS = 5.0
@@ -67,7 +67,7 @@ class LeaderMark:
         self._loop = Loop(
             "marking",
             self.step,
-            failed=_FAILED,
+            failed=_FAILED_TEXT,
             expected=(errors.KubeError,),
             every=_CHECK_SECONDS,
             cap=_PAUSE_SECONDS,
@@ -83,7 +83,7 @@ class LeaderMark:
         try:
             self._set_own_label(None)
         except errors.KubeError as error:
-            _log.warning(_FAILED, error=str(error))
+            _log.warning(_FAILED_TEXT, error=str(error))
 
     def step(self) -> None:
         """Write the labels if they may be wrong.

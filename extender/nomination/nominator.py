@@ -42,14 +42,16 @@ from extender.records.podref import PodRef
 
 # The number of nodes above which pods are nominated: in smaller clusters kube-scheduler is fast enough by itself, and
 # each nomination is a write (docs/design/0010-nominating-ahead.md).
-ABOVE_NODES = 1000
+MIN_NODES = 1000
 MAX_NOMINATED: Final = (
     # Maximum number of pods with such reservations at a time: as many as a fast kube-scheduler binds in a second or
     # two.
     256
 )
-YOUNGEST: Final = "~"  # a creationTimestamp that sorts after all others
-_CANDIDATES: Final = 4  # best nodes that are tried one by one for free cpu and memory, before all nodes are compared
+LATEST_CREATION_TIME: Final = "~"  # a creationTimestamp that sorts after all others
+_MAX_CANDIDATES: Final = (
+    4  # best nodes that are tried one by one for free cpu and memory, before all nodes are compared
+)
 _EXPENSIVE_SECONDS: Final = 0.01  # seconds of CPU of a decision after which there is a pause: all nodes were compared
 # After so many refusals in a row, kube-scheduler probably applies a rule that the extender does not know.
 _MAX_MISSES: Final = 3
@@ -79,8 +81,8 @@ class NominationSettings:
     one_best_node: whether filter returns one node for pods without the annotation for this.
     """
 
-    above_nodes: int = ABOVE_NODES
-    policy: str = policies.DEFAULT
+    above_nodes: int = MIN_NODES
+    policy: str = policies.DEFAULT_POLICY
     one_best_node: bool = True
 
 
@@ -386,7 +388,7 @@ class Nominator:
         """
         policy = policies.card_policy(pod.request.policy, self._settings.policy)
         full_nodes = set[str]()
-        for _ in range(_CANDIDATES):
+        for _ in range(_MAX_CANDIDATES):
             try:
                 chosen_placement = self._placing.place_nominee(pod, nodes - full_nodes if full_nodes else nodes, policy)
             except SearchTooLong:

@@ -46,7 +46,9 @@ SMALL_SEARCH_NODES: Final = 16
 # Seconds from the arrival of the call to the end of its search. kube-scheduler waits for one second (`httpTimeout` of
 # our stanza); the rest is for the decision and the response.
 _SEARCH_SECONDS: Final = 0.7
-_REMEMBERED: Final = 8  # maximum number of searches that are remembered; each takes about 1 MB with 5,000 nodes
+_MAX_REMEMBERED_SEARCHES: Final = (
+    8  # maximum number of searches that are remembered; each takes about 1 MB with 5,000 nodes
+)
 
 _Decision = TypeVar("_Decision")
 _Key = tuple[str, PodRequest]  # namespace and request
@@ -135,7 +137,7 @@ class NodeSearch:
     def _remember(self, key: _Key, refusals: _RememberedRefusals) -> None:
         """Remember the refusals. A full table drops the oldest entry of the namespace with the most entries."""
         self._remembered.pop(key, None)
-        if len(self._remembered) >= _REMEMBERED:
+        if len(self._remembered) >= _MAX_REMEMBERED_SEARCHES:
             counts = Counter(namespace for namespace, _ in self._remembered)
             counts[key[0]] += 1
             largest_count = max(counts.values())

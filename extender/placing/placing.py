@@ -27,9 +27,11 @@ from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
 # Maximum number of cards that are checked under the lock for a pod whose nodes were not searched before: 2 to 4 ms.
-_CHECKS: Final = 1000
+_MAX_CHECKS_UNDER_LOCK: Final = 1000
 _RESERVATION_CHECKS: Final = 16  # checks that take as long as counting what is reserved for a nominated pod
-_STEPS: Final = 512  # maximum number of steps (`SearchEffort`) of the decision that follows a search without the lock
+_MAX_STEPS_UNDER_LOCK: Final = (
+    512  # maximum number of steps (`SearchEffort`) of the decision that follows a search without the lock
+)
 
 
 class PodSnapshot(NamedTuple):
@@ -119,7 +121,7 @@ class PlacementRequest(NamedTuple):
 
     def limit_checks(self) -> "PlacementRequest":
         """Limit the checks under the lock. Returns the request with the limit."""
-        return self._replace(limit=CheckLimit(_CHECKS))
+        return self._replace(limit=CheckLimit(_MAX_CHECKS_UNDER_LOCK))
 
     @property
     def freed_count_at_search(self) -> int | None:
@@ -433,7 +435,7 @@ class Placing:
         self, placement_request: PlacementRequest, searched: SearchedNodes
     ) -> Placement | Unplaceable:
         """The first of the best nodes that still fits the pod, since the cluster may have changed after the search."""
-        effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
+        effort, refusals = SearchEffort(_MAX_STEPS_UNDER_LOCK), dict(searched.refusals)
         ranks = self._rank_by_node(placement_request._replace(nodes=searched.best))
         best = sorted(searched.best, key=ranks.__getitem__) if ranks else searched.best
         # Only what is reserved on these nodes counts: of a big gang, cards of hundreds of nodes may be reserved.

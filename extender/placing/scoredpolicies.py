@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput
 
 MAX_SCORED_NODES = 256  # maximum number of nodes that a decision scores: takes less than 1 ms
-_KNOWN = 65_536  # pods that are remembered as counted, so that a pod that is tried again is not counted again
+_MAX_COUNTED_PODS = (
+    65_536  # pods that are remembered as counted, so that a pod that is tried again is not counted again
+)
 
 
 class ScoredPolicies:
@@ -76,7 +78,7 @@ class ScoredPolicies:
         """Whether there is an engine."""
         return self._engine is not None
 
-    def start_engine(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
+    def start_engine(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT_POLICY) -> None:
         """Create the engine. From now on it chooses nodes and cards for pods with scored policies.
 
         make: the engine's class.
@@ -130,7 +132,7 @@ class ScoredPolicies:
             return None
         if uid and uid not in self._recent_policies:
             self._recent_policies[uid] = None
-            if len(self._recent_policies) > _KNOWN:
+            if len(self._recent_policies) > _MAX_COUNTED_PODS:
                 self._recent_policies.popitem(last=False)
             engine.count_arrival(request, load)
         return engine if policies.find_policy(policy).is_scored and engine.can_decide(policy) else None

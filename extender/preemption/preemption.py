@@ -42,14 +42,14 @@ from extender.queue.schedulingqueue import PodAwaitingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
 
-_SECONDS: Final = 0.5  # seconds for the search of one call; kube-scheduler waits 1 s
-_PLANNING: Final = 0.2  # the part of `_SECONDS` for the plans of a gang
+_CALL_SECONDS: Final = 0.5  # seconds for the search of one call; kube-scheduler waits 1 s
+_CALL_PLANNING_SECONDS: Final = 0.2  # the part of `_CALL_SECONDS` for the plans of a gang
 _CHOICE_SECONDS: Final = (
-    0.25  # of `_SECONDS`, for the wait until it is known which nodes kube-scheduler chose from earlier answers
+    0.25  # of `_CALL_SECONDS`, for the wait until it is known which nodes kube-scheduler chose from earlier answers
 )
 _CHECK_SECONDS: Final = 0.005  # seconds between two checks of these choices
 _OWN_SECONDS: Final = 5.0  # seconds for a search for which kube-scheduler does not wait
-_OWN_PLANNING: Final = 2.0  # the part of `_OWN_SECONDS` for the plans of a gang
+_OWN_PLANNING_SECONDS: Final = 2.0  # the part of `_OWN_SECONDS` for the plans of a gang
 _MAX_SEARCHES: Final = 8  # searches in one call for a gang, if the cluster changes again and again
 # Maximum numbers of nodes, and of members with victims, that are checked under the lock; if there are more, they are
 # checked before.
@@ -57,10 +57,10 @@ _MAX_CHECKED_NODES: Final = 16
 _MAX_CHECKED_MEMBERS: Final = 8
 _MAX_CHECKS: Final = 8  # maximum number of checks of one search result: the cluster may change during a check
 _MAX_FEWER_CHECKS: Final = 3  # checks of whether fewer victims are enough for a gang, before they are evicted
-_SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
+_STEP_SECONDS: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 # Nodes that are searched for one pod; kube-scheduler tries a tenth of all nodes, and at least 100.
 _MAX_NODES: Final = 256
-_ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
+_MAX_CANDIDATE_NODES: Final = 32  # nodes with victims to choose from, for a pod or for each member of a gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,8 @@ class Preemption:
         scheduler_victims: kube-scheduler's own victims, by node.
         member: whether the pod may be in a gang that does not run.
         """
-        until = self._clock.now() + _SECONDS
-        search_until = until - _PLANNING if member else until
+        until = self._clock.now() + _CALL_SECONDS
+        search_until = until - _CALL_PLANNING_SECONDS if member else until
         self._await_chosen_nodes()
         with self._lock:
             # Nodes where the extender itself evicts for other members.
@@ -283,11 +283,11 @@ class Preemption:
     def next_evictions(self) -> list[Eviction]:
         """The evictions for the next pod for which there are victims. That pod's cards are reserved from now on.
 
-        Empty if no pod is due, or if the search has taken `_SEARCHING` seconds. A pod cannot be a victim if a
+        Empty if no pod is due, or if the search has taken `_STEP_SECONDS` seconds. A pod cannot be a victim if a
         PodDisruptionBudget protects it, if several budgets cover it, or if its eviction was refused lately.
         """
         began = self._clock.cpu()
-        while self._clock.cpu() - began < _SEARCHING:
+        while self._clock.cpu() - began < _STEP_SECONDS:
             with self._lock:
                 now = self._clock.now()
                 pending = self._queue.next_preemption(self._needs_no_victims)
@@ -347,7 +347,7 @@ class Preemption:
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
         until, refused, evictions = self._clock.now() + _OWN_SECONDS, self._refused, list[Eviction]()
-        candidates = self._find_candidates(pending, until - _OWN_PLANNING, unhelped)
+        candidates = self._find_candidates(pending, until - _OWN_PLANNING_SECONDS, unhelped)
 
         def find_victims(nominated: NominatedPods, node: str) -> Victims | None:
             return nominated.find_unprotected_victims(
@@ -494,7 +494,7 @@ class Preemption:
             snapshot = self._cache.snapshot()
             gang = self._gang_preemption.take_snapshot(pending.claimant.uid, snapshot) if pending.gang else None
         nominated, other_nodes = self._nominated.with_snapshot(snapshot), set(pending.nodes) - freeing_nodes
-        candidates, enough = dict[str, Victims](), _ENOUGH * max(1, len(excluded))
+        candidates, enough = dict[str, Victims](), _MAX_CANDIDATE_NODES * max(1, len(excluded))
         for node in (*freeing_nodes, *_sample_nodes(other_nodes, len(other_nodes))):
             victims = nominated.find_unprotected_victims(
                 pending.claimant, pending.policy, node, refused=refused, excluded=excluded

@@ -43,7 +43,7 @@ from extender.records.podref import PodRef
 
 # Maximum number of rows of pods that the watch does not show; most of these pods were deleted.
 _MAX_UNSEEN: Final = 20_000
-_SLACK: Final = 1024  # entries of pods that can no longer be nominated, above which the heaps are cleaned up
+_MAX_DEAD_ENTRIES: Final = 1024  # entries of pods that can no longer be nominated, above which the heaps are cleaned up
 # Seconds after which a refusal is forgotten. kube-scheduler tries a pending pod again after five minutes at the latest.
 _FORGET_SECONDS: Final = 600.0
 _WATCH_LAG_SECONDS: Final = 2.0  # seconds between a change and its watch event
@@ -136,7 +136,7 @@ def sort_key(pod: WaitingPod) -> tuple[int, str]:
     return -pod.request.priority, pod.created
 
 
-_Share = tuple[int, str]  # priority and namespace
+_PriorityAndNamespace = tuple[int, str]  # priority and namespace
 _Entry = tuple[tuple[int, str], int, str]  # an entry of a heap: `sort_key`, a serial number, and the pod's UID
 
 
@@ -154,7 +154,7 @@ class SchedulingQueue:
         self._awaiting_plan: dict[str, int] = {}
         self._gang_priorities: Counter[int] = Counter()  # by priority in `_awaiting_plan`, the number of pods
         self._preempting: dict[str, PodAwaitingPreemption] = {}  # by UID
-        self._shares: dict[_Share, dict[str, None]] = {}  # by share, the UIDs in `_preempting`
+        self._shares: dict[_PriorityAndNamespace, dict[str, None]] = {}  # by share, the UIDs in `_preempting`
         self._searches = FairQueueing()  # by namespace
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
         self._search_pauses = SearchPauses(clock)
@@ -562,7 +562,7 @@ class SchedulingQueue:
 
     # Private helpers.
 
-    def _free_row_for(self, share: _Share) -> bool:
+    def _free_row_for(self, share: _PriorityAndNamespace) -> bool:
         """Remove a pod from the full table, to free a row for a pod of this share.
 
         Returns False if no pod may be removed for this share. The removed pod has the lowest priority in the table.
@@ -612,7 +612,7 @@ class SchedulingQueue:
         heap = self._in_order.setdefault(pod.scheduler, [])
         heappush(heap, (sort_key(pod), next(self._order), pod.uid))
         self._pushed += 1
-        if self._pushed > 2 * len(self._pods) + _SLACK:
+        if self._pushed > 2 * len(self._pods) + _MAX_DEAD_ENTRIES:
             self._pushed = 0
             # A pod may name any scheduler. If that scheduler never calls this extender, no other code empties its heap.
             for name, entries in list(self._in_order.items()):

@@ -15,7 +15,7 @@ from cardwise.kube.objects import extendedresources
 from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedResource, ExtenderStatus
 from extender.records import shared
 
-_PASSED_OVER = (
+_IGNORED_ENTRIES_TEXT = (
     f"status.reported has ignored entries: an invalid podUID, a number out of range, or more than "
     f"{extendedresources.MAX_REPORTED_PER_CARD} entries"
 )
@@ -59,7 +59,7 @@ def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
             shared.share_texts(status.classes),
             tuple(extendedresources.terminating_shares(resource)),
         ),
-        None if len(reported) == len(status.reported or ()) else _PASSED_OVER,
+        None if len(reported) == len(status.reported or ()) else _IGNORED_ENTRIES_TEXT,
         status.gpu_access == _ENV_ACCESS,
     )
 

@@ -10,7 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.kube.objects import nodes
 from cardwise.kube.pods import loads
-from cardwise.kube.pods.nodeconstraints import HARD, NodeLabels, Taint
+from cardwise.kube.pods.nodeconstraints import HARD_TAINT_EFFECTS, NodeLabels, Taint
 from extender.records.podref import PodRef
 
 
@@ -64,7 +64,9 @@ def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
     allocatable = node.status.allocatable
     labels = {intern(key): intern(label_value) for key, label_value in node.metadata.labels.items()}
     taints = tuple(
-        Taint(taint.key, taint.label_value, taint.effect) for taint in node.spec.taints or () if taint.effect in HARD
+        Taint(taint.key, taint.label_value, taint.effect)
+        for taint in node.spec.taints or ()
+        if taint.effect in HARD_TAINT_EFFECTS
     )
     load = loads.load_of_node(allocatable) if allocatable is not None else None
     offers = allocatable is None or allocatable.get(names.SHARE) != "0"

@@ -26,27 +26,27 @@ from extender.records.podref import PodRef
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 # The reason of the condition PodScheduled if kube-scheduler has found no node. kube-scheduler nominates a node only
 # afterwards.
-REFUSED: Final = "Unschedulable"
+UNSCHEDULABLE_REASON: Final = "Unschedulable"
 # Maximum number of bytes of a pod's constraints on its node (some thirty conditions) with which the pod may be
 # nominated: all nodes are compared with the constraints under the state's lock. The API server allows ten thousand
 # conditions.
 MAX_CONSTRAINTS: Final = 1024
 
 # Labels that contain the pod's number, so they differ between pods of the same workload.
-_OF_ONE_POD = (
+_FIELDS_OF_ONE_POD = (
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",
 )
-_SHAPE = (
+_SHAPE_FIELDS = (
     "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "overhead", "priority", "schedulerName",
     "runtimeClassName", "resources", "hostNetwork", "preemptionPolicy",
 )  # fmt: skip
-_CONTAINER_SHAPE = ("resources", "ports", "restartPolicy")
-_SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
+_CONTAINER_SHAPE_FIELDS = ("resources", "ports", "restartPolicy")
+_PREFERRED_AFFINITY_FIELD = "preferredDuringSchedulingIgnoredDuringExecution"
 # kube-scheduler calls an extender's bind only for pods with a resource that begins so.
-_BOUND_BY_US = (names.CLASS_PREFIX, "aliyun.com/gpu-")
+_OWN_RESOURCE_PREFIXES = (names.CLASS_PREFIX, "aliyun.com/gpu-")
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
@@ -187,7 +187,7 @@ class Pod:
         Also returns None if the status named the node before kube-scheduler tried the pod, or if the pod may not
         preempt. In these cases no pods are preempted on that node.
         """
-        return self.status_node if self.unscheduled == REFUSED and self.may_preempt else None
+        return self.status_node if self.unscheduled == UNSCHEDULABLE_REASON and self.may_preempt else None
 
     @property
     def status_node(self) -> str | None:
@@ -214,7 +214,8 @@ class Pod:
         Such a pod has no gate, and it requests a resource of Cardwise or is in a gang.
         """
         return not self._spec.get("schedulingGates") and (
-            bool(self.gang) or any(resource.startswith(_BOUND_BY_US) for resource in self._requested_resources)
+            bool(self.gang)
+            or any(resource.startswith(_OWN_RESOURCE_PREFIXES) for resource in self._requested_resources)
         )
 
     @property
@@ -326,7 +327,10 @@ class Pod:
     def _prefers(self) -> bool:
         """Whether the pod has soft preferences for nodes or for other pods."""
         affinity = self._spec.get("affinity") or {}
-        return any((affinity.get(kind) or {}).get(_SOFT) for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity"))
+        return any(
+            (affinity.get(kind) or {}).get(_PREFERRED_AFFINITY_FIELD)
+            for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")
+        )
 
     def _queue_priority(self) -> int | None:
         """The queue priority in the pod's annotation, which may change at any time; None if it is malformed."""
@@ -338,10 +342,10 @@ class Pod:
     def _shape(self) -> str:
         """A key that is equal for pods for which the same nodes are feasible for kube-scheduler."""
         shape = {
-            "labels": {key: label_value for key, label_value in self._labels.items() if key not in _OF_ONE_POD},
-            "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},
+            "labels": {key: label_value for key, label_value in self._labels.items() if key not in _FIELDS_OF_ONE_POD},
+            "spec": {key: self._spec[key] for key in _SHAPE_FIELDS if key in self._spec},
             "containers": [
-                {key: entry[key] for key in _CONTAINER_SHAPE if key in entry} for entry in self._containers()
+                {key: entry[key] for key in _CONTAINER_SHAPE_FIELDS if key in entry} for entry in self._containers()
             ],
             "claims": [entry.get("persistentVolumeClaim") for entry in self._spec.get("volumes") or ()],
         }

@@ -11,7 +11,7 @@ import msgspec
 
 from cardwise.core.api import assignment, names, policies
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mpsprofile import COMMON, MpsClient
+from cardwise.core.api.mpsprofile import COMMON_CLIENT, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.invalid import InvalidRequest
@@ -22,14 +22,16 @@ from cardwise.kube.objects.pods import Pod, mps_client_of_pod
 from cardwise.kube.pods import resizes
 from extender.records import shared
 from extender.records.nodeinfo import PlacedPod
-from extender.records.pod import REFUSED, WaitingPod
+from extender.records.pod import UNSCHEDULABLE_REASON, WaitingPod
 from extender.records.pod import Pod as PodToPlace
 
 # The JSON of a pod that requests or holds cards contains one of these texts; "/" is never escaped in it.
-_SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
-_SLOT = names.SHARE.encode()
+_SIGNS_OF_GPU_POD = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
+_SHARE_RESOURCE = names.SHARE.encode()
 _NO_LOAD = Load(0, 0, 0)
-_UNANSWERED = "SchedulerError"  # the reason of the condition after a failed call of kube-scheduler to the extender
+_FAILED_CALL_REASON = (
+    "SchedulerError"  # the reason of the condition after a failed call of kube-scheduler to the extender
+)
 
 
 class PodRecord(PlacedPod, frozen=True, gc=False):
@@ -51,7 +53,7 @@ class PodRecord(PlacedPod, frozen=True, gc=False):
     problem: str = ""
     gang: str | None = None
     member: Member | None = None
-    mps_client: MpsClient = COMMON
+    mps_client: MpsClient = COMMON_CLIENT
     bound_directly: bool = False
     peer_key: str | None = None
 
@@ -95,7 +97,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     The record has fewer fields for a pod that requests no resource of Cardwise.
     """
     pod = pods.decode(raw)
-    if not any(sign in raw for sign in _SIGNS):
+    if not any(sign in raw for sign in _SIGNS_OF_GPU_POD):
         return _record_without_request(pod)
     meta = pod.metadata
     if not pod.spec.node_name:
@@ -110,7 +112,9 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     except assignment.InvalidAssignment as error:
         problem = str(error)
     finished = pod.finished
-    bound_directly = assigned is None and not problem and not finished and _SLOT in raw and _decode_whole_pod(raw).slots
+    bound_directly = (
+        assigned is None and not problem and not finished and _SHARE_RESOURCE in raw and _decode_whole_pod(raw).slots
+    )
     if assigned is None and not problem and member is None and not bound_directly:
         return _record_without_request(pod)
     return meta.uid, PodRecord(
@@ -125,7 +129,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
         member=member,
         mps_client=mps_client_of_pod(meta.annotations, pod.spec, assigned.containers)
         if assigned is not None
-        else COMMON,
+        else COMMON_CLIENT,
         bound_directly=bool(bound_directly),
         peer_key=_peer_key(meta, gang),
     )
@@ -156,7 +160,11 @@ def _waiting(raw: bytes, record: Pod) -> PodRecord:
     if record.finished:  # no kubelet will start the pod
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
     reason, nominated_node = pod.unscheduled, record.status.nominated_node_name
-    is_unanswered, refused, is_nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated_node)
+    is_unanswered, refused, is_nominated = (
+        reason == _FAILED_CALL_REASON,
+        reason == UNSCHEDULABLE_REASON,
+        bool(pod.nominated_node),
+    )
     is_new = not (refused or is_unanswered or nominated_node)
     return WaitingRecord(
         **pod.ref._asdict(),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from sys import intern
 
-_ENTRIES = 4096
+_MAX_CACHED_ENTRIES = 4096
 _MAX_CHARACTERS = 2048  # maximum number of characters of an entry: then the tables take some 20 MiB at most
 
 
@@ -26,11 +26,11 @@ def share_texts(originals: Iterable[str]) -> tuple[str, ...]:
     return _cached_texts(originals_tuple) if sum(map(len, originals_tuple)) <= _MAX_CHARACTERS else originals_tuple
 
 
-@lru_cache(maxsize=_ENTRIES)
+@lru_cache(maxsize=_MAX_CACHED_ENTRIES)
 def _cached_labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return dict(pairs)
 
 
-@lru_cache(maxsize=_ENTRIES)
+@lru_cache(maxsize=_MAX_CACHED_ENTRIES)
 def _cached_texts(originals: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(intern, originals))

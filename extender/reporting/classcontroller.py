@@ -28,16 +28,18 @@ from extender.reporting.listers import Listers
 
 _log = structlog.get_logger(__name__)
 
-_EVERY = 1.0  # seconds between two comparisons
+_INTERVAL_SECONDS = 1.0  # seconds between two comparisons
 MAX_CLASSES_WITHOUT_CARDS = 64  # unused automatic classes: more than an autoscaler's node groups have models
-_LINGER = 10.0  # seconds without cards before a class is deleted: the card of a moved machine is soon reported again
+_LINGER_SECONDS = (
+    10.0  # seconds without cards before a class is deleted: the card of a moved machine is soon reported again
+)
 _USE_CHECK_SECONDS = 5.0  # seconds between two checks of whether a class is in use: each reads all holdings
-_SHOWN = 5.0  # seconds after a write until the class is compared again: by then the watch shows the write
-_RETRY = 30.0  # seconds until a refused write is tried again
+_WATCH_DELAY_SECONDS = 5.0  # seconds after a write until the class is compared again: by then the watch shows the write
+_RETRY_SECONDS = 30.0  # seconds until a refused write is tried again
 _TIMEOUT = 2.0
-_STEP_LIMIT = 1.0  # seconds of writing after which a step ends: this thread also writes all statuses
+_STEP_SECONDS = 1.0  # seconds of writing after which a step ends: this thread also writes all statuses
 # Maximum number of writes of a kind in one step: this thread also writes statuses, and nodes can invent models.
-_AT_ONCE = 8
+_MAX_WRITES_PER_STEP = 8
 
 Models = tuple[str, ...]
 
@@ -136,9 +138,9 @@ class ClassController:
         self._logged: dict[str, str] = {}
 
     def step(self) -> None:
-        """Compare and write the classes, at most every `_EVERY` seconds."""
+        """Compare and write the classes, at most every `_INTERVAL_SECONDS` seconds."""
         now = self._clock.now()
-        if now - self._compared_at < _EVERY:
+        if now - self._compared_at < _INTERVAL_SECONDS:
             return
         self._compared_at = now
         if not self._active():
@@ -152,7 +154,7 @@ class ClassController:
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
         idle_names = [*changes.deletes, *changes.updates]
         self._idle_since = {name: self._idle_since.get(name, now) for name in idle_names}
-        deletable_names = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
+        deletable_names = {name for name, since in self._idle_since.items() if now - since >= _LINGER_SECONDS}
         self._classes_to_create = {
             name: None for name in (*self._classes_to_create, *changes.creates) if name in changes.creates
         }
@@ -166,9 +168,9 @@ class ClassController:
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
     def _due_names(self, names: Iterable[str], began: float) -> Iterator[str]:
-        """The first of these classes that may be written now. Ends `_STEP_LIMIT` seconds after `began`."""
-        for name in list(islice((name for name in names if name not in self._not_before), _AT_ONCE)):
-            if self._clock.now() - began <= _STEP_LIMIT:
+        """The first of these classes that may be written now. Ends `_STEP_SECONDS` seconds after `began`."""
+        for name in list(islice((name for name in names if name not in self._not_before), _MAX_WRITES_PER_STEP)):
+            if self._clock.now() - began <= _STEP_SECONDS:
                 yield name
 
     def _is_used(self, name: str) -> bool:
@@ -230,15 +232,15 @@ class ClassController:
         try:
             write()
         except errors.AlreadyExists:
-            self._defer(name, _RETRY)  # another writer has created the class; the watch will show it
+            self._defer(name, _RETRY_SECONDS)  # another writer has created the class; the watch will show it
         except (errors.NotFound, errors.Conflict):
             self._defer(name, 1.0)  # the watch is late
         except errors.KubeError as error:
             _log.warning(failure_message, name=name, models=models, error=str(error))
-            self._defer(name, _RETRY)
+            self._defer(name, _RETRY_SECONDS)
         else:
             _log.info(success_message, name=name, models=models)
-            self._defer(name, _SHOWN)
+            self._defer(name, _WATCH_DELAY_SECONDS)
 
     def _defer(self, name: str, seconds: float) -> None:
         self._not_before[name] = self._clock.now() + seconds

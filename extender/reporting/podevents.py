@@ -17,8 +17,8 @@ from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
 
-_QUIET = 300.0  # minimum seconds between two events of a pod about its quota
-_REMEMBERED = 50_000  # maximum number of pods whose last event is remembered
+_MIN_SECONDS_BETWEEN_EVENTS = 300.0  # minimum seconds between two events of a pod about its quota
+_MAX_REMEMBERED_PODS = 50_000  # maximum number of pods whose last event is remembered
 
 
 class PodEvents:
@@ -63,11 +63,11 @@ class PodEvents:
         """Record an event on the pod, because only this entry of a quota keeps the pod pending. Returns at once."""
         now = self._clock.now()
         with self._lock:
-            if now - self._notified.get(pod.uid, float("-inf")) < _QUIET:
+            if now - self._notified.get(pod.uid, float("-inf")) < _MIN_SECONDS_BETWEEN_EVENTS:
                 return
             self._notified[pod.uid] = now
             self._notified.move_to_end(pod.uid)
-            if len(self._notified) > _REMEMBERED:
+            if len(self._notified) > _MAX_REMEMBERED_PODS:
                 self._notified.popitem(last=False)
         self._events.record(pod.about, "WaitingForQuota", _quota_message(full_entry))
 

@@ -28,13 +28,13 @@ _log = structlog.get_logger(__name__)
 GROUP = "podgroup"
 
 _COMPARE_SECONDS = 0.5  # seconds between two comparisons of all gangs
-_GAP = 0.5  # minimum seconds between two writes to one PodGroup
-_RATE = 50.0  # maximum number of writes a second
-_STEP_LIMIT = 1.0  # seconds of writing after which a step ends
+_MIN_SECONDS_BETWEEN_WRITES = 0.5  # minimum seconds between two writes to one PodGroup
+_MAX_WRITES_PER_SECOND = 50.0  # maximum number of writes a second
+_STEP_SECONDS = 1.0  # seconds of writing after which a step ends
 _WRITE_TIMEOUT = 2.0
 _REFUSED_SECONDS = 30.0  # seconds until a refused write is tried again
 _CONFLICT_SECONDS = 2.0  # seconds until a retry after a conflict: by then the watch shows the created or deleted object
-_SETTLED = 1.0  # seconds for which a gang must be in a state before its pods get an event about the state
+_SETTLED_SECONDS = 1.0  # seconds for which a gang must be in a state before its pods get an event about the state
 
 
 class _EventState(NamedTuple):
@@ -71,7 +71,7 @@ class PodGroupWriter:
         self._clock = clock
         self._views: dict[str, GangView] = {}
         self._event_states: dict[str, _EventState] = {}
-        self._schedule = WriteSchedule({GROUP: _GAP})
+        self._schedule = WriteSchedule({GROUP: _MIN_SECONDS_BETWEEN_WRITES})
         self._write_rate = WriteRate()
         self._compared_at = float("-inf")
 
@@ -83,7 +83,9 @@ class PodGroupWriter:
         if now - self._compared_at >= _COMPARE_SECONDS:
             self._compared_at = now
             self._mark_changed(now)
-        while self._clock.now() - now <= _STEP_LIMIT and self._write_rate.allows_write(self._clock.now(), _RATE):
+        while self._clock.now() - now <= _STEP_SECONDS and self._write_rate.allows_write(
+            self._clock.now(), _MAX_WRITES_PER_SECOND
+        ):
             key = self._schedule.next_key(self._clock.now())
             if key is None:
                 return
@@ -161,7 +163,7 @@ class PodGroupWriter:
             is_recorded = state_before is None and view.phase is GangPhase.RUNNING and _was_running(record)
             state_before = self._event_states[key] = _EventState(*event, now, is_recorded)
         at_once = view.phase in (GangPhase.RUNNING, GangPhase.PARTLY_BOUND)
-        if state_before.done or (not at_once and now - state_before.at < _SETTLED):
+        if state_before.done or (not at_once and now - state_before.at < _SETTLED_SECONDS):
             return
         self._event_states[key] = state_before._replace(done=True)
         kind: EventKind = (

@@ -17,7 +17,7 @@ import msgspec
 
 from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Charge, QuotaEntry
-from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -27,7 +27,7 @@ from cardwise.kube.objects.resourceclasses import ClassRecord
 from extender.cache.reservations import PHASE_NAMES, Phase
 
 _MAX_CLASSES = 1024  # maximum number of classes in a card's status, by the schema
-_DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # the phases of shares whose pods are deleted
+_DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED_PHASE)  # the phases of shares whose pods are deleted
 _MAX_SUMMARY_CHARACTERS = 32_768  # maximum number of characters of a summary, by the schema
 CLASS_NOT_FOUND = "ResourceClassNotFound"  # the reason of a condition, and of the event
 

@@ -37,22 +37,29 @@ _log = structlog.get_logger(__name__)
 
 CARD, CLASS, QUOTA = "card", "class", "quota"
 
-_GAPS = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # minimum seconds between two writes to one object
-_BUSY, _CALM = 20.0, 100.0  # writes a second: while the ledger changes, and after `_CALM_AFTER`
-_CALM_AFTER = 1.0  # seconds without a change in the ledger
+_MIN_SECONDS_BETWEEN_WRITES = {QUOTA: 1.0, CLASS: 1.0, CARD: 2.0}  # minimum seconds between two writes to one object
+_BUSY_WRITES_PER_SECOND, _CALM_WRITES_PER_SECOND = (
+    20.0,
+    100.0,
+)  # writes a second: while the ledger changes, and after `_CALM_AFTER_SECONDS`
+_CALM_AFTER_SECONDS = 1.0  # seconds without a change in the ledger
 # Storm: while many pods are bound, each written status is outdated at once, and costs the API server more than a bind.
-_STORM = 4.0  # writes a second during a storm
+_STORM_WRITES_PER_SECOND = 4.0  # writes a second during a storm
 _STORM_NODES = 5  # changed nodes in one step with which a storm begins (there are four steps a second)
 _STORM_SECONDS = 1.0  # seconds without such a step after which the storm is over
-_STORM_LASTS = 30.0  # seconds after which a storm is normal load: then each pending status is written within this time
+_MAX_STORM_SECONDS = (
+    30.0  # seconds after which a storm is normal load: then each pending status is written within this time
+)
 _MAX_COUNTED_NODES = 1000  # maximum number of nodes that one step counts
 _AUDIT_SECONDS = 30.0  # seconds in which each node is counted again, in case a change was missed
 _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
-_STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
+_STEP_SECONDS = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # seconds until a refused write is tried again
 _SLOW_SECONDS = 30.0  # seconds until a write without a response in time is tried again
-_SLOW_OWNERS = 3  # so many nodes or namespaces in a row without a response: the API server may be unreachable
+_MAX_SLOW_OWNERS_IN_A_ROW = (
+    3  # so many nodes or namespaces in a row without a response: the API server may be unreachable
+)
 _AWAY_SECONDS = 2.0  # seconds without any write after that; short, since these owners may be hostile
 _CONFLICT_SECONDS = 2.0  # seconds until a write is tried again after a conflict, or after its object was deleted
 _COMPLAIN_SECONDS = 60.0  # seconds between two log lines about the same failure
@@ -96,7 +103,7 @@ class StatusWriter:
         self._clock = clock
         self.ledger_check = LedgerCheck()
         self._class_sums = ClassSums()
-        self._schedule = WriteSchedule(_GAPS)
+        self._schedule = WriteSchedule(_MIN_SECONDS_BETWEEN_WRITES)
         self._write_rate = WriteRate()
         self._storm_since = self._storm_until = float("-inf")
         self._nodes: dict[str, None] = {}  # the nodes to count, in this order
@@ -202,7 +209,7 @@ class StatusWriter:
 
     def _write(self) -> None:
         began = now = self._clock.now()
-        while now >= self._paused_until and now - began <= _STEP_LIMIT:
+        while now >= self._paused_until and now - began <= _STEP_SECONDS:
             if not self._write_rate.allows_write(now, self._allowed_rate(now)):
                 return
             key = self._schedule.next_key(now)
@@ -214,9 +221,13 @@ class StatusWriter:
     def _allowed_rate(self, now: float) -> float:
         """The number of writes per second that is allowed now."""
         if now < self._storm_until:
-            lasts = now - self._storm_since >= _STORM_LASTS
-            return min(_BUSY, max(_STORM, len(self._schedule) / _STORM_LASTS)) if lasts else _STORM
-        return _CALM if now - self._changed_at > _CALM_AFTER else _BUSY
+            lasts = now - self._storm_since >= _MAX_STORM_SECONDS
+            return (
+                min(_BUSY_WRITES_PER_SECOND, max(_STORM_WRITES_PER_SECOND, len(self._schedule) / _MAX_STORM_SECONDS))
+                if lasts
+                else _STORM_WRITES_PER_SECOND
+            )
+        return _CALM_WRITES_PER_SECOND if now - self._changed_at > _CALM_AFTER_SECONDS else _BUSY_WRITES_PER_SECOND
 
     def _write_if_changed(self, key: Key) -> None:
         """Write the status of one object if it differs from the desired status."""
@@ -249,7 +260,7 @@ class StatusWriter:
             self._paused_until = now + pause
             return pause
         self._slow.add((key.kind, key.key.partition("/")[0]))
-        if len(self._slow) >= _SLOW_OWNERS:
+        if len(self._slow) >= _MAX_SLOW_OWNERS_IN_A_ROW:
             self._slow.clear()
             self._paused_until = now + _AWAY_SECONDS
         return _SLOW_SECONDS

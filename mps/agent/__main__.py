@@ -8,8 +8,8 @@ from cardwise.core.api import shareagent
 
 USAGE: Final = f"""Usage: cardwise-agent [--probe]
 
-The share agent of a pod, injected by Cardwise's webhook (docs/reference/agent.md). Writes {shareagent.FILE} for each
-container, serves it on a socket beside the file, and delays the pod's containers until MPS is ready on its GPUs.
+The share agent of a pod, injected by Cardwise's webhook (docs/reference/agent.md). Writes {shareagent.SHARE_FILE} for
+each container, serves it on a socket beside the file, and delays the pod's containers until MPS is ready on its GPUs.
 
   --probe    Check for up to five seconds whether the pod's containers may start: exit status 0 or 1. For the startup
              probe.

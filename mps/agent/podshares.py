@@ -16,7 +16,7 @@ from cardwise.gpus.mpsfiles import CardReadiness
 
 MPS = "mps"
 ADVISORY = "advisory"
-UNKNOWN = ""
+UNKNOWN_ENFORCEMENT = ""
 _KEY = re.compile(r"(init-)?\d{1,4}")  # a container key, which is also the name of a folder
 _PORTS = range(65536)
 _BYTES = 1024 * 1024
@@ -86,7 +86,7 @@ def find_enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsStat
         return ADVISORY
     state = states.get(shares[0].uuid)
     if state is None:
-        return UNKNOWN
+        return UNKNOWN_ENFORCEMENT
     return ADVISORY if state in (MpsState.OFF, MpsState.UNAVAILABLE) else MPS
 
 

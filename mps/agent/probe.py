@@ -22,7 +22,7 @@ def wait_ready(environ: Mapping[str, str], tries: int = _MAX_TRIES, pause: float
 
     If they may not start, writes the reason to stderr; the kubelet shows it in the pod's events.
     """
-    path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
+    path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET_FILE}"
     reason = _unready_reason(path)
     while reason is not None and tries > 1:
         time.sleep(pause)  # Clock is not imported, because the import would delay each probe

@@ -44,18 +44,18 @@ class ShareAgent:
         self._clock = clock
         self._endpoint = Endpoint(self._handle_request, clock)
         self._readiness: dict[str, CardReadiness] = {}
-        self._enforced_by = dict.fromkeys(settings.shares, podshares.UNKNOWN)
+        self._enforced_by = dict.fromkeys(settings.shares, podshares.UNKNOWN_ENFORCEMENT)
         self._unwritten = set(settings.shares)
         self._unbound_listeners: dict[Path | int, str] = {
-            **{folder / key / shareagent.SOCKET: key for key in settings.shares},
+            **{folder / key / shareagent.SOCKET_FILE: key for key in settings.shares},
             # The last one: once this socket answers, all other sockets answer too.
-            folder / shareagent.SOCKET: _POD_LISTENER,
+            folder / shareagent.SOCKET_FILE: _POD_LISTENER,
             **({settings.port: _POD_LISTENER} if settings.port else {}),
         }
         self._logged_problems: dict[str, str] = {}
         self._hook_problem = "the frameworks' hook is not installed yet" if installs_hook else ""
         # Kept on disk: an agent that restarts in a running pod must not become unready if MPS fails.
-        self._ready = (folder / shareagent.STARTED).exists()
+        self._ready = (folder / shareagent.STARTED_FILE).exists()
 
     def run(self) -> NoReturn:
         while True:
@@ -78,7 +78,7 @@ class ShareAgent:
     def _mark_started(self) -> None:
         """Record the start for a restarted agent. The folder is deleted with the pod."""
         try:
-            (self._folder / shareagent.STARTED).touch()
+            (self._folder / shareagent.STARTED_FILE).touch()
         except OSError as error:
             self._log_problem("failed to record that the pod has started", error)
 
@@ -107,7 +107,7 @@ class ShareAgent:
         from cardwise.share import installation  # noqa: PLC0415 - few pods request it
 
         try:
-            installation.install_files(self._folder / shareagent.HOOK)
+            installation.install_files(self._folder / shareagent.HOOK_FOLDER)
         except OSError as error:
             self._hook_problem = f"the frameworks' hook cannot be installed: {error}"
             self._log_problem("failed to install the frameworks' hook", error)
@@ -126,9 +126,11 @@ class ShareAgent:
             self._enforced_by[key] = enforced_by
             self._unwritten.add(key)
             try:
-                _write_atomically(self._folder / key / shareagent.FILE, podshares.build_document(shares, enforced_by))
+                _write_atomically(
+                    self._folder / key / shareagent.SHARE_FILE, podshares.build_document(shares, enforced_by)
+                )
             except OSError as error:
-                self._log_problem(f"failed to write {shareagent.FILE} of container {key}", error)
+                self._log_problem(f"failed to write {shareagent.SHARE_FILE} of container {key}", error)
             else:
                 self._unwritten.discard(key)
 
@@ -203,6 +205,6 @@ def _log_line(level: str, event: str, **fields: object) -> None:
         "event": wording.sanitize_message(event),
         **sanitized_fields,
         "level": level,
-        "component": shareagent.CONTAINER,
+        "component": shareagent.CONTAINER_NAME,
     }
     sys.stderr.write(json.dumps(line | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")

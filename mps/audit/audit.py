@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 INTERVAL_SECONDS: Final = 10.0  # an audit asks the driver for the processes of each card, which takes milliseconds
 # A process and its pod's grant are read one after the other, so one audit can find a process that ends or begins. Three
 # in a row do not.
-PASSES: Final = 3
+PASSES_TO_CONFIRM: Final = 3
 EVICT_AFTER_SECONDS: Final = 300.0  # in which the pod's owner can see the event and act
 _REPEAT_SECONDS = 600.0  # pause between reports of the same violation; the API server keeps events for an hour
 _MAX_SHOWN_PIDS = 5
@@ -52,7 +52,7 @@ class AuditSettings:
     """
 
     interval: float = INTERVAL_SECONDS
-    passes: int = PASSES
+    passes: int = PASSES_TO_CONFIRM
     tolerance: MiB = MiB(mps.MAX_CONTEXT)
     evict_after: float | None = None
     evict_per_hour: int = EVICTIONS_PER_HOUR

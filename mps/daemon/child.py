@@ -15,7 +15,7 @@ from mps.host.processes import Host, HostProcess
 
 _KILL_SECONDS = 3.0
 _POLL_SECONDS = 0.02
-_CGROUP = "cardwise-mps"
+_CGROUP_NAME = "cardwise-mps"
 
 
 class DaemonProcess:
@@ -62,7 +62,7 @@ class DaemonProcess:
     def take_over(self) -> bool:
         """Take over a former manager's daemon that accepts commands; returns whether there is one."""
         daemons = self._host.daemons(self._unit.pipe)
-        if daemons and (self._unit.pipe / mps.CONTROL).exists():
+        if daemons and (self._unit.pipe / mps.CONTROL_SOCKET).exists():
             self._process = daemons[0]
         return self.is_running
 
@@ -77,13 +77,13 @@ class DaemonProcess:
 
     def start(self, options: Sequence[str], output_descriptor: int) -> bool:
         """Start the daemon; returns False if it ended at once. Raises OSError."""
-        command = [str(self._program), processes.FOREGROUND, *options]
+        command = [str(self._program), processes.FOREGROUND_OPTION, *options]
         self._last_child = self._host.start(command, self._environment, output_descriptor)
         if not self._last_child.is_alive():
             return False
         self._process = self._last_child
         if self._cgroup is not None:
-            cgroups.move_process(self._process.pid, self._cgroup, _CGROUP)
+            cgroups.move_process(self._process.pid, self._cgroup, _CGROUP_NAME)
         return True
 
     def is_alive(self) -> bool:

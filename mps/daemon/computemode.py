@@ -109,17 +109,17 @@ def _read_modes_by_uuid(use: CardUse, uuids: Iterable[str], *, ignore_absent: bo
 def _load_saved_modes_by_uuid(home: Path) -> dict[str, ComputeMode] | None:
     """Load the saved former modes of closed cards, by UUID; None if the file cannot be read, or was deleted."""
     try:
-        raw = json.loads((home / mps.MODES).read_bytes())
+        raw = json.loads((home / mps.MODES_FILE).read_bytes())
         return {str(uuid): ComputeMode(mode) for uuid, mode in raw.items()}
     except FileNotFoundError:
         state = mpsfiles.read_state(home)
         if state is None or not state.enforced:
             return {}
-        _log.error("the former compute modes have been deleted", path=str(home / mps.MODES))
+        _log.error("the former compute modes have been deleted", path=str(home / mps.MODES_FILE))
         return None
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         _log.error(
-            "cannot read the former compute modes", path=str(home / mps.MODES), error=sanitize_message(str(error))
+            "cannot read the former compute modes", path=str(home / mps.MODES_FILE), error=sanitize_message(str(error))
         )
         return None
 
@@ -139,6 +139,6 @@ def _default_former_modes_by_uuid(home: Path, modes: Mapping[str, ComputeMode]) 
 def _save_modes(home: Path, modes: Mapping[str, ComputeMode]) -> None:
     """Save the former modes atomically, or remove the file if no card has a former mode. Raises OSError."""
     if modes:
-        replacing.replace_file(home / mps.MODES, json.dumps(dict(modes)).encode())
+        replacing.replace_file(home / mps.MODES_FILE, json.dumps(dict(modes)).encode())
     else:
-        (home / mps.MODES).unlink(missing_ok=True)
+        (home / mps.MODES_FILE).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from mps.daemon.ceilings import Ceilings
 from mps.daemon.child import DaemonProcess
 from mps.daemon.daemonlog import DaemonOutput
 from mps.daemon.foreignprocesses import ForeignProcesses
-from mps.daemon.machine import OK, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
+from mps.daemon.machine import OK_RESULT, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
 from mps.daemon.orphanedservers import OrphanedServerSweeper
 from mps.daemon.servers import Servers
 from mps.daemon.units import DaemonUnit
@@ -89,7 +89,7 @@ class Daemon:
         self._clock = clock
         self._environment = units.environment(unit)
         self._control = Control(host.front_end(settings.control, self._environment), settings.pace.probe_timeout)
-        self._note = unit.home / mps.UNAVAILABLE
+        self._note = unit.home / mps.UNAVAILABLE_FILE
         self._machine = Machine()
         self._desired_state = (True, "", "")
         self._ceilings = Ceilings(unit, self._control)
@@ -98,7 +98,7 @@ class Daemon:
         self._child = DaemonProcess(
             unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock
         )
-        self._output = DaemonOutput(unit.home / mps.LOG, unit.name)
+        self._output = DaemonOutput(unit.home / mps.LOG_FOLDER, unit.name)
         self._probes = 0
         self._servers = Servers(self._control, host, clock, has_status_command=capabilities.server_status)
         self._sweeper = OrphanedServerSweeper(unit, use, settings.pace.orphan_grace, host, clock)
@@ -328,7 +328,7 @@ class Daemon:
         self._servers.forget_servers()
         self._foreign_processes.mark_start_tried()
         if self._child.start(self._capabilities.options, self._output.open()):
-            return OK
+            return OK_RESULT
         self._output.copy_lines()
         self._drop_multi_user()
         return ActResult(
@@ -338,7 +338,7 @@ class Daemon:
     def _contact(self) -> ActResult:
         self._control.servers()
         self._ceilings.adopt_ceilings()
-        return OK
+        return OK_RESULT
 
     def _configure(self) -> ActResult:
         self._close_cards()
@@ -348,7 +348,7 @@ class Daemon:
         # would get the whole card.
         directories.open_to_clients(self.unit.home)
         self._probes = 0
-        return OK
+        return OK_RESULT
 
     def _warm(self) -> ActResult:
         foreign_processes = (
@@ -384,7 +384,7 @@ class Daemon:
                 return ActResult(Outcome.LOST, lost_reason)
         if self._ceilings.is_outdated:
             self._apply_ceilings()
-        return OK
+        return OK_RESULT
 
     def _record_check(self, act_result: ActResult) -> ActResult:
         """Record the time of a successful check; the state file is written once no act is due."""
@@ -411,21 +411,21 @@ class Daemon:
         for client in clients:
             with contextlib.suppress(CommandRefused):
                 self.detach(client, "draining")
-        return OK if not clients else ActResult(Outcome.BUSY, self._machine.reason)
+        return OK_RESULT if not clients else ActResult(Outcome.BUSY, self._machine.reason)
 
     def _quit(self) -> ActResult:
         grace = self._pace.quit_grace
         with contextlib.suppress(ControlError):  # only the end of the process shows success
             self._control.quit(max(1, round(grace)), grace + self._pace.probe_timeout)
         if self._child.wait_ended(self._pace.probe_timeout):
-            return OK
+            return OK_RESULT
         return ActResult(Outcome.FAILED, "the daemon did not quit")
 
     def _kill(self) -> ActResult:
         if self._child.is_running:
             _log.warning("killing the daemon", card=self.unit.name, pid=self._child.pid, reason=self._machine.reason)
         if self._child.kill():
-            return OK
+            return OK_RESULT
         return ActResult(Outcome.FAILED, "the daemon does not end when killed")
 
     def _release(self) -> ActResult:
@@ -435,7 +435,7 @@ class Daemon:
             return ActResult(Outcome.FAILED, "; ".join(problems))
         if self._machine.unavailable:
             self._note.touch()  # before a container can start without MPS
-        return OK
+        return OK_RESULT
 
     def _check_holders(self) -> ActResult:
         """Check that no pod runs without MPS on the cards. No further container starts there without MPS.
@@ -445,7 +445,7 @@ class Daemon:
         """
         if problem := self._holders_problem():
             return ActResult(Outcome.BUSY, problem)
-        return OK
+        return OK_RESULT
 
     # Helpers of the methods that perform an `Act`.
 

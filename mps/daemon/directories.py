@@ -41,7 +41,7 @@ def create_open_folder(folder: Path) -> None:
 def prepare_folders(home: Path) -> None:
     """Create a daemon's folders. Raises OSError."""
     create_open_folder(home)
-    for name in (mps.PIPE, mps.CLIENTS, mps.LOG):
+    for name in (mps.PIPE_FOLDER, mps.CLIENTS_FOLDER, mps.LOG_FOLDER):
         (home / name).mkdir(exist_ok=True)
         (home / name).chmod(_FOLDER_MODE)
 
@@ -52,8 +52,8 @@ def reset_pipe(home: Path) -> None:
     The folder itself stays: share agents have a tmpfs mounted over it. If the folder were removed, the kernel would
     unmount the tmpfs, and the agents would see the files of the next daemon.
     """
-    (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
-    pipe = home / mps.PIPE
+    (home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET).unlink(missing_ok=True)
+    pipe = home / mps.PIPE_FOLDER
     for entry in pipe.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
@@ -72,7 +72,7 @@ def open_to_clients(home: Path) -> None:
 
     Raises OSError.
     """
-    socket, link = home / mps.PIPE / mps.CONTROL, home / mps.CLIENTS / mps.CONTROL
+    socket, link = home / mps.PIPE_FOLDER / mps.CONTROL_SOCKET, home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET
     if not (link.exists() and link.samefile(socket)):
         link.unlink(missing_ok=True)
         link.hardlink_to(socket)
@@ -80,10 +80,10 @@ def open_to_clients(home: Path) -> None:
 
 def withdraw_files(home: Path) -> None:
     """Remove the state file and the clients' link from a folder that no daemon uses any more. Raises OSError."""
-    (home / mps.READY).unlink(missing_ok=True)
-    (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
+    (home / mps.READY_FILE).unlink(missing_ok=True)
+    (home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET).unlink(missing_ok=True)
 
 
 def write_status(home: Path, status: Status) -> None:
     """Write the state file atomically. Raises OSError."""
-    replacing.replace_file(home / mps.READY, mps.encode(status).encode())
+    replacing.replace_file(home / mps.READY_FILE, mps.encode(status).encode())

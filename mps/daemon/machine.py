@@ -82,7 +82,7 @@ class ActResult:
     reason: str = ""
 
 
-OK: Final = ActResult(Outcome.OK)
+OK_RESULT: Final = ActResult(Outcome.OK)
 
 
 PROBE_TIMEOUT_SECONDS: Final = 3.0  # the default of `--probe-timeout`

@@ -11,7 +11,7 @@ import structlog
 
 from cardwise.clock import Clock
 from cardwise.gpus.protocol import CardUse
-from mps.daemon.machine import OK, ActResult, Outcome
+from mps.daemon.machine import OK_RESULT, ActResult, Outcome
 from mps.daemon.units import DaemonUnit
 from mps.host.processes import Host
 
@@ -44,7 +44,7 @@ class OrphanedServerSweeper:
         orphans = self._host.servers(self._unit.pipe)
         if not orphans:
             self._orphaned_since = self._first_signal_at = self._logged_signal = None
-            return OK
+            return OK_RESULT
         now = self._clock.now()
         self._orphaned_since = orphaned_since = self._orphaned_since or now
         if now - orphaned_since < self._grace:

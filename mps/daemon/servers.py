@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from cardwise.clock import Clock
-from mps.daemon.machine import OK, ActResult, Outcome
+from mps.daemon.machine import OK_RESULT, ActResult, Outcome
 from mps.host.control import Control, ServerStatus, UnknownCommand
 from mps.host.processes import Host, ProcessActivity
 
@@ -72,11 +72,13 @@ class Servers:
                 if ServerStatus.FAULT in statuses:
                     return ActResult(Outcome.FAULT, f"server {pids_text}: a client's fault reached the GPU")
                 if statuses == {ServerStatus.ACTIVE}:
-                    return OK
+                    return OK_RESULT
                 return ActResult(Outcome.BUSY, f"server {pids_text} is starting")
         # A server that fails ends at once, so a server that the next check lists again is up.
         previously_listed, self._last_listed = self._last_listed, pids_text
-        return OK if previously_listed == pids_text else ActResult(Outcome.BUSY, f"server {pids_text} is starting")
+        return (
+            OK_RESULT if previously_listed == pids_text else ActResult(Outcome.BUSY, f"server {pids_text} is starting")
+        )
 
     def _frozen_reason(self, servers: Sequence[int], now: float) -> str | None:
         """Why the process of a server makes no progress, None if all servers make progress."""

@@ -32,7 +32,7 @@ class DaemonUnit:
 
     @property
     def pipe(self) -> Path:
-        return self.home / mps.PIPE
+        return self.home / mps.PIPE_FOLDER
 
     def processes(self, use: CardUse) -> set[tuple[str, int]]:
         """Card and PID of each process on the unit's cards. Cards that cannot list their processes are skipped."""
@@ -53,7 +53,7 @@ def environment(unit: DaemonUnit) -> dict[str, str]:
     return (
         inherited
         | {"CUDA_VISIBLE_DEVICES": ",".join(unit.uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        | {mps.PIPE_ENV: str(unit.pipe), mps.LOG_ENV: str(unit.home / mps.LOG)}
+        | {mps.PIPE_ENV: str(unit.pipe), mps.LOG_ENV: str(unit.home / mps.LOG_FOLDER)}
     )
 
 

@@ -18,7 +18,7 @@ from cardwise.gpus.protocol import IN_MIG_MODE, GpuCard
 from mps.host import drivers
 from mps.host.processes import ControlDaemon, Host
 
-_LOOK_SECONDS = 60.0  # between two searches for the control program and for other MPS daemons
+_CHECK_INTERVAL_SECONDS = 60.0  # between two searches for the control program and for other MPS daemons
 
 
 class Cause(StrEnum):
@@ -77,7 +77,7 @@ class Availability:
 
     def refresh(self) -> None:
         """Search for the control program and for other MPS daemons, if the last search was a minute ago."""
-        if self._clock.now() - self._looked_at < _LOOK_SECONDS:
+        if self._clock.now() - self._looked_at < _CHECK_INTERVAL_SECONDS:
             return
         self._looked_at = self._clock.now()
         self._has_control = shutil.which(self._control) is not None

@@ -13,8 +13,8 @@ from cardwise.core.values.invalid import InvalidRequest
 
 PROC = Path("/proc")
 HOST_ROOT = Path("/host/sys/fs/cgroup")  # where the chart mounts the node's cgroup file system
-_UID = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
-_CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=[./]|$)")
+_POD_UID_PATTERN = re.compile(r"[/-]pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)")
+_CONTAINER_ID_PATTERN = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?=[./]|$)")
 _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
 
@@ -41,10 +41,10 @@ def parse_memberships(content: str) -> tuple[CgroupMembership, ...]:
     memberships: tuple[CgroupMembership, ...] = ()
     for line in content.splitlines():
         path = line.split(":", 2)[-1]
-        pods = list(_UID.finditer(path))
+        pods = list(_POD_UID_PATTERN.finditer(path))
         if not pods:
             memberships = memberships or tuple(
-                CgroupMembership("", container[1]) for container in _CONTAINER.finditer(path)
+                CgroupMembership("", container[1]) for container in _CONTAINER_ID_PATTERN.finditer(path)
             )
             continue
         ends = [*(pod.start() for pod in pods[1:]), len(path)]
@@ -56,7 +56,7 @@ def parse_memberships(content: str) -> tuple[CgroupMembership, ...]:
 
 
 def _parse_membership(path: str, pod: re.Match[str], end: int) -> CgroupMembership:
-    container = _CONTAINER.search(path, pod.end(), end)
+    container = _CONTAINER_ID_PATTERN.search(path, pod.end(), end)
     return CgroupMembership(pod[1].replace("_", "-"), container[1] if container else "")
 
 

@@ -26,8 +26,8 @@ _ERROR_PREFIXES = (
     "A user id",
     "The MPS control daemon is shutting down",
 )
-_NOT_FOUND = re.compile(r"Server \d* ?not found")
-_SIZE = re.compile(r"(\d+)([KMG])B?")
+_SERVER_NOT_FOUND_PATTERN = re.compile(r"Server \d* ?not found")
+_SIZE_PATTERN = re.compile(r"(\d+)([KMG])B?")
 _MIB_BY_UNIT = {"K": 1 / 1024, "M": 1, "G": 1024}
 
 
@@ -112,7 +112,7 @@ def check_answer(command: str, answer: str) -> None:
     """
     if answer.startswith("Unknown command"):
         raise UnknownCommand(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED_BYTES)}")
-    if answer.startswith(_ERROR_PREFIXES) or _NOT_FOUND.match(answer):
+    if answer.startswith(_ERROR_PREFIXES) or _SERVER_NOT_FOUND_PATTERN.match(answer):
         raise CommandRefused(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED_BYTES)}")
 
 
@@ -214,7 +214,7 @@ def parse_limit(answer: str) -> MiB | None:
     """Parse a limit as daemons print it (`3G`, `512M`); None if it is empty. Raises CommandRefused."""
     if not answer:
         return None
-    match = _SIZE.fullmatch(answer)
+    match = _SIZE_PATTERN.fullmatch(answer)
     if match is None:
         raise CommandRefused(f"{quote_text(answer)} is not a limit")
     return MiB(int(int(match[1]) * _MIB_BY_UNIT[match[2]]))

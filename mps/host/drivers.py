@@ -11,10 +11,10 @@ from typing import Final
 
 from cardwise.gpus.protocol import GpuCard
 
-_MAJOR = re.compile(r"(\d{3,4})(?:\.|$)")
+_MAJOR_VERSION_PATTERN = re.compile(r"(\d{3,4})(?:\.|$)")
 _HELP_SECONDS = 5.0
 MIN_MAJOR: Final = 535  # the oldest driver whose MPS the manager can run
-_VOLTA = (7, 0)
+_VOLTA_CAPABILITY = (7, 0)
 _MAX_CLIENTS_BEFORE_VOLTA = 16
 _MAX_CLIENTS_VOLTA = 48
 _MAX_CLIENTS_R590 = 60
@@ -43,14 +43,14 @@ class MpsCapabilities:
 
     def max_clients(self, card: GpuCard) -> int:
         """The maximum number of clients (CUDA contexts) of the card's server."""
-        if _compute_capability(card) < _VOLTA:
+        if _compute_capability(card) < _VOLTA_CAPABILITY:
             return _MAX_CLIENTS_BEFORE_VOLTA
         return _MAX_CLIENTS_R590 if self.major >= 590 else _MAX_CLIENTS_VOLTA
 
 
 # The missing features by the lowest version of the driver; the last matching row counts. 535, 550 and 555 were tried,
 # and 580 on a card.
-_TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
+_MISSING_FEATURES_BY_VERSION: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
     (MIN_MAJOR, {"multi_user": False, "server_status": False}),
     (550, {"multi_user": False}),
     (580, {}),
@@ -60,8 +60,8 @@ _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
 def capabilities_of(version: str) -> MpsCapabilities:
     """The capabilities of a driver version, such as "550.163.01". An unknown version is treated as 535."""
     major = _major(version)
-    features = _TABLE[0][1]
-    for min_major, missing_features in _TABLE:
+    features = _MISSING_FEATURES_BY_VERSION[0][1]
+    for min_major, missing_features in _MISSING_FEATURES_BY_VERSION:
         if major >= min_major:
             features = missing_features
     return MpsCapabilities(major=major, **features)
@@ -74,7 +74,7 @@ def is_too_old(version: str) -> bool:
 
 def _major(version: str) -> int:
     """The major version, 0 if unknown."""
-    match = _MAJOR.match(version)
+    match = _MAJOR_VERSION_PATTERN.match(version)
     return int(match[1]) if match else 0
 
 
@@ -101,4 +101,4 @@ def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bo
 def _compute_capability(card: GpuCard) -> tuple[int, int]:
     """The compute capability that NVML reports; Volta's if NVML reports none."""
     major, _, minor = card.properties.get("computeCapability", "").partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else _VOLTA
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else _VOLTA_CAPABILITY

@@ -19,10 +19,10 @@ from mps.host import cgroups
 from mps.host.cgroups import PROC, CgroupMembership
 from mps.host.control import ControlProgram, FrontEnd
 
-CONTROL = "nvidia-cuda-mps-control"
-SERVER = "nvidia-cuda-mps-server"
-FOREGROUND = "-f"
-_DAEMON_OPTIONS = {FOREGROUND, "-d"}  # without these the program is a front end
+CONTROL_PROGRAM = "nvidia-cuda-mps-control"
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
+FOREGROUND_OPTION = "-f"
+_DAEMON_OPTIONS = {FOREGROUND_OPTION, "-d"}  # without these the program is a front end
 _DEFAULT_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where NVIDIA's daemon listens by default
 _PROGRAM_ARGUMENTS = 3  # the first arguments that are read: they name the program even if an interpreter runs it
 # The maximum number of bytes that are read of a command line or environment. Each check reads both for every process,
@@ -138,19 +138,21 @@ class LocalHost:
     def daemons(self, pipe: Path) -> list[HostProcess]:
         return [
             process
-            for process, arguments, environment in _find_processes(CONTROL)
-            if FOREGROUND in arguments and environment.get(mps.PIPE_ENV) == str(pipe)
+            for process, arguments, environment in _find_processes(CONTROL_PROGRAM)
+            if FOREGROUND_OPTION in arguments and environment.get(mps.PIPE_ENV) == str(pipe)
         ]
 
     def servers(self, pipe: Path) -> list[HostProcess]:
         return [
-            process for process, _, environment in _find_processes(SERVER) if environment.get(mps.PIPE_ENV) == str(pipe)
+            process
+            for process, _, environment in _find_processes(SERVER_PROGRAM)
+            if environment.get(mps.PIPE_ENV) == str(pipe)
         ]
 
     def other_daemons(self, root: Path) -> list[ControlDaemon]:
         daemons = [
             ControlDaemon(process.pid, environment)
-            for process, arguments, environment in _find_processes(CONTROL)
+            for process, arguments, environment in _find_processes(CONTROL_PROGRAM)
             if _DAEMON_OPTIONS & set(arguments)
         ]
         return [daemon for daemon in daemons if not Path(daemon.pipe).is_relative_to(root)]
@@ -185,7 +187,7 @@ class LocalHost:
         return "".join(character if character.isprintable() else "?" for character in name)
 
     def is_server(self, pid: int) -> bool:
-        return _is_program(PROC / str(pid), SERVER)
+        return _is_program(PROC / str(pid), SERVER_PROGRAM)
 
 
 LOCAL = LocalHost()

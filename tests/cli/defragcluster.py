@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.api.cardlimits import CardLimits
-from cardwise.core.api.policies import DEFAULT
+from cardwise.core.api.policies import DEFAULT_POLICY
 from tests.build import resource_class
 from tests.cli import clusters
 from tests.cli.clusters import Cluster, card, placed
@@ -15,7 +15,7 @@ from tests.fakes.clock import FakeClock
 K80S = resource_class("nvidia.tesla.k80")
 PUBLISHED = {
     "metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD},
-    "data": {names.WORKLOAD_POLICY: DEFAULT, **CardLimits().configmap_data()},
+    "data": {names.WORKLOAD_POLICY: DEFAULT_POLICY, **CardLimits().configmap_data()},
 }
 GROUPS = {"Job": "batch/v1", "ReplicationController": "v1", "Node": "v1", "Workflow": "argoproj.io/v1alpha1"}
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

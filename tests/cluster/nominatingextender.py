@@ -9,5 +9,5 @@ from extender import __main__ as command
 from extender.nomination import nominator
 
 if __name__ == "__main__":
-    nominator.ABOVE_NODES = int(sys.argv.pop(1))
+    nominator.MIN_NODES = int(sys.argv.pop(1))
     command.main()

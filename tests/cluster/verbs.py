@@ -17,7 +17,7 @@ import yaml
 from urllib3.exceptions import HTTPError
 
 from cardwise.core.values.decoded import Json
-from cardwise.kube.client import JSON, PATCH_TYPES, KubeClient
+from cardwise.kube.client import JSON_CONTENT_TYPE, PATCH_TYPES, KubeClient
 from tests.cluster.applying import APPLY, MANAGER
 from tests.cluster.processes import PATIENCE, wait_for
 
@@ -245,7 +245,7 @@ class _Call:
         *,
         body: object = None,
         query: Mapping[str, str] | None = None,
-        content_type: str = JSON,
+        content_type: str = JSON_CONTENT_TYPE,
     ) -> Json:
         """Raises Refused."""
         parameters = {key: part for key, part in (query or {}).items() if part}

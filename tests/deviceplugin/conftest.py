@@ -129,7 +129,7 @@ class Rig:
         self.reflectors.append(inventory._resources)
         self.seen: object = None
         self.kubelet.plugin = Plugin(agent._create_server(self.folder / "plugin.sock"))
-        self.kubelet.devices = list(slots.IDS)
+        self.kubelet.devices = list(slots.SLOT_IDS)
         self.settle()
         return self
 

@@ -32,7 +32,7 @@ def folder():
 @pytest.fixture
 def card(folder):
     """A card whose files say Ready and whose daemon listens."""
-    (folder / mps.LOCK).touch()
+    (folder / mps.LOCK_FILE).touch()
     card = Card(folder, clock=CLOCK).runs().says()
     yield card
     card.dies()
@@ -40,7 +40,7 @@ def card(folder):
 
 def manager(folder):
     held = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder / mps.LOCK)], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+        [sys.executable, "-c", HOLD, str(folder / mps.LOCK_FILE)], stdout=subprocess.PIPE, stdin=subprocess.PIPE
     )
     held.stdout.readline()
     return held
@@ -70,7 +70,7 @@ def test_killed_manager_and_dead_daemon_are_detected_at_once(folder, card):
 
 
 def test_check_does_not_disturb_the_daemon(card):
-    assert mpsfiles.is_daemon_listening(card.home / mps.CLIENTS)
+    assert mpsfiles.is_daemon_listening(card.home / mps.CLIENTS_FOLDER)
     card.socket.setblocking(False)
     with pytest.raises(BlockingIOError):
         card.socket.accept()
@@ -109,10 +109,10 @@ def test_daemon_that_died_after_the_state_was_written(folder, card):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": 99}', b"0" * 100_000])
 def test_damaged_state_file_is_not_ready(folder, card, content):
-    (card.home / mps.READY).write_bytes(content)
+    (card.home / mps.READY_FILE).write_bytes(content)
     assert readiness(folder) == CardReadiness("the MPS manager of the node does not serve GPU-1 (yet)", None)
 
 
 def test_the_daemon_of_a_whole_node(folder, card):
-    card.home = card.home.rename(folder / mps.NODE)
+    card.home = card.home.rename(folder / mps.NODE_FOLDER)
     assert readiness(folder).reason is None

@@ -55,8 +55,8 @@ def resources_by_path(objects: Objects) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("sets", [(), OTHER])
 def test_each_path_takes_what_the_api_server_sends_there(render: Render, sets: tuple[str, ...]) -> None:
-    assert resources_by_path(render(*sets, "webhook.workloadKinds=null")) == app.RESOURCES
-    kinds = resources_by_path(render(*sets))["/advise"] - app.RESOURCES["/advise"]
+    assert resources_by_path(render(*sets, "webhook.workloadKinds=null")) == app.RESOURCES_BY_PATH
+    kinds = resources_by_path(render(*sets))["/advise"] - app.RESOURCES_BY_PATH["/advise"]
     assert len(kinds) > 10
     assert all(app.accepts_resource("/advise", kind) for kind in kinds)
 
@@ -238,7 +238,8 @@ def test_a_namespace_comes_for_each_of_its_defaults(render: Render) -> None:
     hook = hooks(render(), "ValidatingWebhookConfiguration")["namespaces.cardwise.dev"]
     (pattern,) = re.findall(r"\.matches\('(.*?)'\)", conditions(hook)["names-defaults"])
     assert all(
-        re.search(pattern, key) for key in (*namespaces.KEYS, names.DEFAULTS_LABEL, "Cardwise.dev/default-gpu-mem")
+        re.search(pattern, key)
+        for key in (*namespaces.DEFAULTS_ANNOTATIONS, names.DEFAULTS_LABEL, "Cardwise.dev/default-gpu-mem")
     )
     assert not any(re.search(pattern, key) for key in ("kubernetes.io/metadata.name", "team", "x.org/cardwise"))
 
@@ -256,7 +257,7 @@ def test_a_plain_quota_never_comes(render: Render) -> None:
 
 def test_bindings_wait_for_no_large_review_and_their_pods_no_longer_than_the_api_server(render: Render) -> None:
     hook = hooks(render(), "ValidatingWebhookConfiguration")["bindings.cardwise.dev"]
-    assert hook["clientConfig"]["service"]["path"] == app.BINDINGS
+    assert hook["clientConfig"]["service"]["path"] == app.BINDINGS_PATH
     assert hook["timeoutSeconds"] > view.BINDING_SECONDS
 
 

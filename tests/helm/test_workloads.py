@@ -36,7 +36,9 @@ COMMANDS: dict[str, click.Command] = {
     "cardwise-deviceplugin": deviceplugin_part.main,
     "cardwise-mps": mps_part.main,
 }
-LONGEST_ROOT = mps.MAX_PIPE_LENGTH - len(str(mps.folder("/", "GPU-9f3b5c2a-1111-2222-3333-444455556666") / mps.PIPE))
+LONGEST_ROOT = mps.MAX_PIPE_LENGTH - len(
+    str(mps.folder("/", "GPU-9f3b5c2a-1111-2222-3333-444455556666") / mps.PIPE_FOLDER)
+)
 KIND_OF = {"webhook": "Deployment", "extender": "Deployment", "deviceplugin": "DaemonSet", "mps": "DaemonSet"}
 
 
@@ -496,7 +498,7 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
         {},
     ]
     for sets, labels in (
-        ((), [{key: (label_values or ("any",))[0]} for key, label_values in gpunodes.LABELS.items()]),
+        ((), [{key: (label_values or ("any",))[0]} for key, label_values in gpunodes.GPU_NODE_LABELS.items()]),
         (("nodes.selector.pool=gpu",), [{"pool": "gpu"}]),
     ):
         spec = workloads(render(*sets))[f"cardwise-{part}"]
@@ -506,9 +508,9 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
         for of_gpu in labels:
             for stable in staying:
                 assert constraints.admits("n1", NodeLabels(linux | of_gpu | stable)), (of_gpu, stable)
-            for key, label in gpunodes.UPGRADING.items():
+            for key, label in gpunodes.UPGRADE_LABELS.items():
                 assert not constraints.admits("n1", NodeLabels(linux | of_gpu | {key: label})), (of_gpu, key)
-        (terms,) = [spec["affinity"]["nodeAffinity"][nodeconstraints.REQUIRED]["nodeSelectorTerms"]]
+        (terms,) = [spec["affinity"]["nodeAffinity"][nodeconstraints.REQUIRED_AFFINITY_FIELD]["nodeSelectorTerms"]]
         assert len(terms) == len(labels), "no label more than doctor knows"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import names
-from cardwise.core.api.policies import FALLBACK
+from cardwise.core.api.policies import FALLBACK_POLICY
 from tests.cluster import Cluster, ClusterSpec, binaries
 from tests.cluster.controlplane import APISERVER, ETCD, ControlPlane
 from tests.integration import untouched
@@ -47,7 +47,7 @@ class SpecOf:
     """
 
     def __init__(
-        self, *, policy: str = FALLBACK, part_args: Mapping[str, Sequence[str]] | None = None, **settings: object
+        self, *, policy: str = FALLBACK_POLICY, part_args: Mapping[str, Sequence[str]] | None = None, **settings: object
     ) -> None:
         flags = dict(part_args or {})
         flags["extender"] = [*flags.get("extender", ()), f"--policy={policy}"]

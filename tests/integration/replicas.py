@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cardwise.core.api import names, schedulerconfig
-from cardwise.core.api.policies import FALLBACK
+from cardwise.core.api.policies import FALLBACK_POLICY
 from cardwise.kube import errors, paths
 from tests.cluster import Cluster, ports
 from tests.cluster.parts import says_ready, webhook_configurations
@@ -38,7 +38,7 @@ def extender_replica(
             f"--tls-dir={cluster.parts.tls_dir}",
             f"--metrics-bind=127.0.0.1:{metrics}",
             "--lease-duration=5",
-            f"--policy={FALLBACK}",  # as the first of `conftest.SpecOf`
+            f"--policy={FALLBACK_POLICY}",  # as the first of `conftest.SpecOf`
         ],
         environment,
     )

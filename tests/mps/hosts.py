@@ -16,7 +16,7 @@ from cardwise.clock import Clock
 from cardwise.core.api import mps
 from mps.host.cgroups import CgroupMembership
 from mps.host.control import DaemonTimeout, FrontEnd, NoDaemon, check_answer
-from mps.host.processes import CONTROL, SERVER, ControlDaemon, HostProcess, ProcessActivity
+from mps.host.processes import CONTROL_PROGRAM, SERVER_PROGRAM, ControlDaemon, HostProcess, ProcessActivity
 from tests.mps.double.daemon import Daemon, Ended
 
 
@@ -89,7 +89,7 @@ class FakeHost:
         driver = int(environment.get("CARDWISE_DOUBLE_DRIVER", "550"))
         pipe = _pipe(environment)
         another = self.daemons(pipe)
-        child = self.add(CONTROL, environment)
+        child = self.add(CONTROL_PROGRAM, environment)
         if driver >= 580 and environment.get("CARDWISE_DOUBLE_REFUSES") in command:
             child.end(0)  # it has printed its help
         elif another:
@@ -103,19 +103,19 @@ class FakeHost:
         return child
 
     def _open(self, child: FakeProcess, pipe: Path) -> None:
-        (pipe / mps.CONTROL).unlink(missing_ok=True)
+        (pipe / mps.CONTROL_SOCKET).unlink(missing_ok=True)
         child.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        child.listener.bind(str(pipe / mps.CONTROL))
+        child.listener.bind(str(pipe / mps.CONTROL_SOCKET))
         child.listener.listen()
 
     def front_end(self, program: Path, environment: Mapping[str, str]) -> FrontEnd:
         return _FrontEnd(self, Path(environment[mps.PIPE_ENV]))
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
-        return self._processes_of(pipe, CONTROL)
+        return self._processes_of(pipe, CONTROL_PROGRAM)
 
     def servers(self, pipe: Path) -> list[HostProcess]:
-        return self._processes_of(pipe, SERVER)
+        return self._processes_of(pipe, SERVER_PROGRAM)
 
     def _processes_of(self, pipe: Path, name: str) -> list[HostProcess]:
         return [
@@ -129,7 +129,7 @@ class FakeHost:
             ControlDaemon(process.pid, process.environment)
             for process in self.processes.values()
             if process.is_alive()
-            and process.name == CONTROL
+            and process.name == CONTROL_PROGRAM
             and not process.pods
             and not _pipe(process.environment).is_relative_to(root)
         ]
@@ -154,7 +154,7 @@ class FakeHost:
         return process.name if process is not None else None
 
     def is_server(self, pid: int) -> bool:
-        return self.name(pid) == SERVER
+        return self.name(pid) == SERVER_PROGRAM
 
     def _living(self, pid: int) -> FakeProcess | None:
         process = self.processes.get(pid)
@@ -185,7 +185,7 @@ class _Environs:
         return self._host.activity(pid) is not None
 
     def start_server(self) -> FakeProcess:
-        server = self._host.add(SERVER, self._process.environment)
+        server = self._host.add(SERVER_PROGRAM, self._process.environment)
         folder = Path(self._process.environment[mps.LOG_ENV])
         self.log(f"fake server {server.pid} for devices {self._process.environment.get('CUDA_VISIBLE_DEVICES', 'all')}")
         if (folder / "server-stays").exists():

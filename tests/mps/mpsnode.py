@@ -243,7 +243,7 @@ class Node:
         return Path(mps.folder(str(self.root), uuid_of(index)))
 
     def pipe(self, index: int = 0) -> Path:
-        return self.home(index) / mps.PIPE
+        return self.home(index) / mps.PIPE_FOLDER
 
     def status(self, index: int = 0) -> Status:
         state = mpsfiles.read_state(self.home(index))
@@ -278,7 +278,7 @@ class Node:
         return self.daemon(index).daemon.handle_command(command.encode(), user).strip()
 
     def log(self, index: int = 0) -> Path:
-        return self.home(index) / mps.LOG
+        return self.home(index) / mps.LOG_FOLDER
 
     # What happens on the node.
 

@@ -15,7 +15,7 @@ from cardwise.gpus import mpsfiles
 from cardwise.kube import paths
 from mps.__main__ import main
 from mps.host import cgroups
-from mps.host.processes import CONTROL, LOCAL
+from mps.host.processes import CONTROL_PROGRAM, LOCAL
 from tests.fakes.apiserver import ApiServer
 from tests.mps.mpsnode import DOUBLE, NODE, Node, uuid_of
 
@@ -97,7 +97,7 @@ def test_daemons_of_a_former_manager_are_not_left_to_one_without_the_control_pro
 ):
     """It could neither check nor end them, and pods use them."""
     node.pipe().mkdir(parents=True)
-    monkeypatch.setattr(type(LOCAL), "daemons", lambda *_: [node.host.add(CONTROL)])
+    monkeypatch.setattr(type(LOCAL), "daemons", lambda *_: [node.host.add(CONTROL_PROGRAM)])
     monkeypatch.setenv("PATH", "/nowhere")
     output = refused(arguments(node, kubeconfig)) + "".join(capfd.readouterr())
     assert "MPS daemons of a former manager run (4000), which could be neither checked nor ended" in output

@@ -166,7 +166,7 @@ def test_there_is_one_manager_for_a_root(folder):
     assert not mpsfiles.is_manager_running(folder), "and asking held nothing"
     second.acquire()
     assert not second.is_lost()
-    (folder / mps.LOCK).unlink()
+    (folder / mps.LOCK_FILE).unlink()
     assert second.is_lost()
     ManagerLock(folder).release()
     assert second.is_lost(), "another one's is there"

@@ -692,8 +692,8 @@ class World:
             "PATH_INFO": f"{names.EXTENDER_PREFIX}/{verb}",
             "CONTENT_LENGTH": str(len(body)),
             "wsgi.input": io.BytesIO(body),
-            httpcalls.ARRIVED: self.clock.now(),
-            httpcalls.SLOW: verb == "bind",
+            httpcalls.ARRIVED_KEY: self.clock.now(),
+            httpcalls.SLOW_KEY: verb == "bind",
         }
 
         def answer() -> None:

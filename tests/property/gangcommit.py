@@ -13,7 +13,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache import commit
-from extender.cache.nominations import LOWEST
+from extender.cache.nominations import LOWEST_PRIORITY
 from extender.gangs.gangplaces import GangPlaces, PlanRequest
 from extender.gangs.gangplanner import GangPlanner
 from extender.records.nodeinfo import NodeRecord, PlacedPod
@@ -42,7 +42,9 @@ def _nominate(world: World, node: str) -> None:
     world.pods[name]["status"] |= {"nominatedNodeName": node, "conditions": [refused]}
     world.show_pod(world.pods[name])
     with world.state.view():
-        world.state._nominated.reservations_on([node], (), LOWEST)  # which card is reserved is known from now on
+        world.state._nominated.reservations_on(
+            [node], (), LOWEST_PRIORITY
+        )  # which card is reserved is known from now on
 
 
 def _delete_member(world: World, _node: str) -> None:

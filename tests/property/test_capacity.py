@@ -93,7 +93,7 @@ def count_some(capacities, shape, times):
             raise _Stopped
         remaining.pop()
 
-    with suppress(_Stopped), patch.object(capacity, "_COUNTED", 1):
+    with suppress(_Stopped), patch.object(capacity, "_NODES_BETWEEN_PACES", 1):
         capacities.count_fitting_pods(shape, pace)
 
 

@@ -207,7 +207,7 @@ def test_a_plan_that_its_pace_ends_leaves_no_trace_and_one_with_pauses_is_the_sa
     with suppress(_Stopped):
         assert gangplan.plan(ledger, there, members, terms, pace) == in_one
     assert picture(ledger) == before
-    with patch.object(gangplan, "_STEP_WORK", 1):
+    with patch.object(gangplan, "_WORK_BETWEEN_PACES", 1):
         assert gangplan.plan(ledger, there, members, terms, lambda: pauses.append(0)) == in_one
     assert pauses
 

@@ -7,10 +7,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cardwise.core.api import assignment, policies, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import NOTHING, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, QuotaEntry
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.kinds import UNKNOWN
+from cardwise.core.placement.kinds import UNKNOWN_KIND
 from cardwise.core.placement.ledger import Ledger
 from tests.build import IN_USE, OUT_OF_USE, container, pod
 from tests.examples import examples
@@ -57,13 +57,13 @@ def recounted(ledger, namespace, known):
     for h in ledger.holdings():
         for share in h.assignment.shares() if h.namespace == namespace else ():
             kind = known[h.node, share.uuid]
-            used[kind] = used.get(kind, NOTHING).add(quotas.charge(share))
+            used[kind] = used.get(kind, NO_CHARGE).add(quotas.charge(share))
     return used
 
 
 def usage(ledger, namespace):
     of_kinds = ledger.usage(namespace).items()
-    return {kind if kind == UNKNOWN else ledger.kinds.get(kind): charge for kind, charge in of_kinds}
+    return {kind if kind == UNKNOWN_KIND else ledger.kinds.get(kind): charge for kind, charge in of_kinds}
 
 
 def picture(ledger):
@@ -107,7 +107,7 @@ def rebuilt(ledger, known):
         former_kinds = [
             Card(index=100 + i, uuid=uuid, mem=1, classes=kind[0], model=kind[1], priority=kind[2])
             for i, ((name, uuid), kind) in enumerate(known.items())
-            if name == node.name and uuid not in here and kind != UNKNOWN
+            if name == node.name and uuid not in here and kind != UNKNOWN_KIND
         ]
         anew.set_cards(node.name, [*node.cards, *former_kinds])
         anew.set_cards(node.name, node.cards)
@@ -135,7 +135,7 @@ class LedgerMachine(RuleBasedStateMachine):
             for node in self.ledger.nodes()
             for card in node.cards
         }
-        self.known = {card: here.get(card, self.known.get(card, UNKNOWN)) for card in held}
+        self.known = {card: here.get(card, self.known.get(card, UNKNOWN_KIND)) for card in held}
         return self.known
 
     @rule(node=st.sampled_from(NODES), cards=card_lists)
@@ -249,7 +249,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 covered = [
                     charge
                     for kind, charge in recount.items()
-                    if entry.covers(*((frozenset(), "") if kind == UNKNOWN else kind[:2]))
+                    if entry.covers(*((frozenset(), "") if kind == UNKNOWN_KIND else kind[:2]))
                 ]
                 assert self.ledger.used(namespace, entry) == quotas.total(covered)
 
@@ -263,7 +263,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def kinds_live_as_long_as_their_cards(self):
         """Those that are there, and those that are gone and held. Here every kind is of a model of its own."""
         models = {card.model for node in self.ledger.nodes() for card in node.cards}
-        models |= {kind[1] for kind in self.know().values() if kind != UNKNOWN}
+        models |= {kind[1] for kind in self.know().values() if kind != UNKNOWN_KIND}
         for model, _, _ in TYPES[1:]:
             others = self.ledger.kinds.allowed("", [QuotaEntry(model=model, shares=0)])
             assert (others is None) == (model not in models), "closing the cards of a model closes something"

@@ -94,5 +94,5 @@ def _labels(record):
         memory=0 if of_device else card.mem,
         properties={},
         own=record.labels,
-        kind=card.kind if of_device else classes.KIND,
+        kind=card.kind if of_device else classes.GPU_KIND,
     )

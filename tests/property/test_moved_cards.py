@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import NOTHING
+from cardwise.core.api.quotas import NO_CHARGE
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.kinds import UNKNOWN
+from cardwise.core.placement.kinds import UNKNOWN_KIND
 from cardwise.core.placement.ledger import Ledger
 from tests.examples import examples
 
@@ -147,7 +147,7 @@ class MovedCards(RuleBasedStateMachine):
     def charges(self, namespace):
         """What the ledger charges the namespace, by the models of cards."""
         return {
-            None if kind == UNKNOWN else self.ledger.kinds.get(kind).model: charge
+            None if kind == UNKNOWN_KIND else self.ledger.kinds.get(kind).model: charge
             for kind, charge in self.ledger.usage(namespace).items()
         }
 
@@ -197,7 +197,7 @@ class MovedCards(RuleBasedStateMachine):
             for holding in self.held.values():
                 for share in holding.assignment.shares() if holding.charged and holding.namespace == namespace else ():
                     model = self.models[holding.node, card_of(share)]
-                    expected[model] = expected.get(model, NOTHING).add(quotas.charge(share))
+                    expected[model] = expected.get(model, NO_CHARGE).add(quotas.charge(share))
             assert self.charges(namespace) == expected
 
     @invariant()

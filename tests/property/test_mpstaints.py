@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.isolation import Isolation
-from cardwise.core.api.mpsprofile import IMAGE, MIXED, UNKNOWN, CardMps
+from cardwise.core.api.mpsprofile import IMAGE_USER, MIXED_USERS, UNKNOWN_CLIENT, CardMps
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
@@ -51,7 +51,7 @@ requests = st.builds(
         user=user,
     ),
     st.sampled_from(list(Isolation)),
-    st.sampled_from([IMAGE, 0, 1000, 1000, MIXED]),
+    st.sampled_from([IMAGE_USER, 0, 1000, 1000, MIXED_USERS]),
     st.sampled_from([1, 1, 1, 2]),
     st.integers(5, 60),
     st.sampled_from([False, False, False, True]),
@@ -108,7 +108,7 @@ def closed(ledger, node, i, pod_request):
     if any(mps_client.off for mps_client in beside):
         return "mixed"
     users = {mps_client.user for mps_client in beside if mps_client.wants} | {pod_request.user}
-    return "" if state.multi_user or (len(users) == 1 and MIXED not in users) else "user"
+    return "" if state.multi_user or (len(users) == 1 and MIXED_USERS not in users) else "user"
 
 
 def max_clients(card):
@@ -133,7 +133,9 @@ def follow(ledger, step, uids, policy):
     elif kind == "forget":
         before = ledger.holding(f"u{given_}")
         if before is not None:  # only its node still tells of it
-            ledger.set_holding(Holding(before.uid, "", "", before.node, before.assignment, REPORTED, UNKNOWN))
+            ledger.set_holding(
+                Holding(before.uid, "", "", before.node, before.assignment, REPORTED_PHASE, UNKNOWN_CLIENT)
+            )
     else:
         (container,) = given_.containers
         open_ = {

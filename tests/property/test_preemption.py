@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.isolation import Isolation
-from cardwise.core.api.mpsprofile import IMAGE, CardMps
+from cardwise.core.api.mpsprofile import IMAGE_USER, CardMps
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import Device
@@ -90,7 +90,7 @@ class World:
 def differing(draw: st.DrawFn, pod_request: PodRequest) -> PodRequest:
     """In what it says of MPS, and whom it runs as."""
     return replace(
-        pod_request, isolation=draw(st.sampled_from(list(Isolation))), user=draw(st.sampled_from([IMAGE, 7]))
+        pod_request, isolation=draw(st.sampled_from(list(Isolation))), user=draw(st.sampled_from([IMAGE_USER, 7]))
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.quotas import NOTHING, Charge, Headroom, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, Charge, Headroom, QuotaEntry
 
 TOTAL = 100
 
@@ -27,7 +27,7 @@ charges = st.builds(Charge, st.integers(0, 5), st.integers(0, 400), st.integers(
 def test_charge_release_and_recount_agree_in_any_order(held, order: random.Random):
     steps = [(i, +1) for i in range(len(held))] + [(i, -1) for i, (_, goes) in enumerate(held) if goes]
     order.shuffle(steps)
-    used = NOTHING
+    used = NO_CHARGE
     for i, sign in steps:
         charge = quotas.charge(held[i][0])
         used = used.add(charge) if sign > 0 else used.subtract(charge)
@@ -39,7 +39,7 @@ def test_charge_release_and_recount_agree_in_any_order(held, order: random.Rando
 @given(entry=entries, added=st.lists(charges, max_size=12))
 @settings(deadline=None)
 def test_what_headroom_takes_never_exceeds_the_entry(entry, added):
-    used = NOTHING
+    used = NO_CHARGE
     for charge in added:
         if quotas.headroom(entry, used).has_room_for(charge):
             used = used.add(charge)
@@ -56,7 +56,7 @@ def limited(entry, charge):
 @given(entry=entries, used=charges, charge=charges, added=charges)
 @settings(deadline=None)
 def test_less_is_taken_wherever_more_is(entry, used, charge, added):
-    assert quotas.headroom(entry, used).has_room_for(NOTHING)
+    assert quotas.headroom(entry, used).has_room_for(NO_CHARGE)
     if quotas.headroom(entry, used).has_room_for(charge.add(added)):
         assert quotas.headroom(entry, used).has_room_for(charge)
     if quotas.headroom(entry, used.add(added)).has_room_for(charge):

@@ -24,7 +24,7 @@ import pytest
 
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import GpusUnavailable
-from mps.host.processes import CONTROL
+from mps.host.processes import CONTROL_PROGRAM
 from tests.integration.conftest import pytest_runtest_makereport  # noqa: F401 - a hook
 from tests.realcard.machine import Machine
 
@@ -42,8 +42,8 @@ def gpus() -> Iterator[NvmlGpus]:
             pytest.skip("no GPU: the driver has no card")
         if os.geteuid() != 0:
             pytest.skip("needs root: MPS daemons, compute modes")
-        if shutil.which(CONTROL) is None:
-            pytest.skip(f"{CONTROL} is not in PATH")
+        if shutil.which(CONTROL_PROGRAM) is None:
+            pytest.skip(f"{CONTROL_PROGRAM} is not in PATH")
         card = nvml.cards()[0]
         _MEASURED.append(("card and driver", f"{card.model}, {card.memory} MiB, {card.properties.get('driver')}"))
         yield nvml

@@ -27,7 +27,7 @@ from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.kube import paths
 from mps.daemon.machine import DaemonPace
-from mps.host.processes import CONTROL, LOCAL
+from mps.host.processes import CONTROL_PROGRAM, LOCAL
 from mps.manager import ManagerLock, ManagerSettings, MpsManager
 from tests.fakes.apiserver import ApiServer
 from tests.mps.mpsnode import NODE
@@ -132,7 +132,7 @@ class Machine:
 
     def start(self, **changes: Any) -> "Machine":
         """Until the card takes containers. `changes` are of the manager's settings."""
-        control = shutil.which(CONTROL)
+        control = shutil.which(CONTROL_PROGRAM)
         assert control is not None
         settings = ManagerSettings(
             node=NODE,
@@ -159,7 +159,7 @@ class Machine:
             self.manager.stop()
             self._lock.release()
             self._client.close()
-        for process in [*LOCAL.daemons(self.home / mps.PIPE), *LOCAL.servers(self.home / mps.PIPE)]:
+        for process in [*LOCAL.daemons(self.home / mps.PIPE_FOLDER), *LOCAL.servers(self.home / mps.PIPE_FOLDER)]:
             process.signal(signal.SIGKILL)
         if self.gpus.compute_mode(self.card.uuid) is not self._before:
             self.gpus.set_compute_mode(self.card.uuid, self._before)
@@ -197,7 +197,7 @@ class Machine:
     def visible(self, *, through: bool) -> dict[str, str]:
         """The variables by which a process sees this card alone, `through` MPS or straight."""
         # Nobody listens there, so CUDA goes without MPS; the default folder may have a daemon of somebody else's.
-        pipe = self.home / mps.CLIENTS if through else self.root / "nowhere"
+        pipe = self.home / mps.CLIENTS_FOLDER if through else self.root / "nowhere"
         return {"CUDA_VISIBLE_DEVICES": self.card.uuid, mps.PIPE_ENV: str(pipe)}
 
     def tenant(
@@ -230,7 +230,7 @@ class Machine:
         """As `tenant` through MPS, in namespaces of its own, where it has of MPS what a container is given."""
         share = mps.environment([MiB(mib)] if mib else [], percent or None)
         environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": self.card.uuid} | share
-        arguments = [self.home / mps.CLIENTS, mps.CONTAINER_PIPE, self.root, user, PROGRAM]
+        arguments = [self.home / mps.CLIENTS_FOLDER, mps.CONTAINER_PIPE, self.root, user, PROGRAM]
         command = [*UNSHARE, "sh", "-ec", CONTAINER, "sh", *map(str, arguments), program, *map(str, numbers)]
         return self._started(environment, command)
 

@@ -50,7 +50,7 @@ PARTS: dict[str, Json] = {
 @pytest.fixture(scope="module", params=PARTS)
 def cluster(gpus: NvmlGpus, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node, which has this machine's cards; our parts as processes, then by the chart."""
-    spec = SpecOf(policy=policies.DEFAULT, nodes=1, real_cards=True, agent=True, **PARTS[request.param])
+    spec = SpecOf(policy=policies.DEFAULT_POLICY, nodes=1, real_cards=True, agent=True, **PARTS[request.param])
     for new_cluster in started(spec):
         yield new_cluster
         if new_cluster.has_parts:

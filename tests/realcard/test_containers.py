@@ -48,7 +48,7 @@ def test_driver_and_daemon_know_a_containers_processes_by_the_machines_pids(mach
     answer = staying.heard(30.0)
     assert answer["error"] == 0
     assert answer["rounds"] > 0
-    assert (machine.home / mps.CLIENTS / mps.CONTROL).exists()
+    assert (machine.home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET).exists()
 
 
 def belongs(monkeypatch, pods: dict[int, str]) -> None:

@@ -76,10 +76,10 @@ def test_a_running_servers_ceiling_is_raised_for_its_next_clients(machine):
     machine.share("small", 2048)
     early = machine.tenant("grow")
     early.heard()
-    (server,) = LOCAL.servers(machine.home / mps.PIPE)
+    (server,) = LOCAL.servers(machine.home / mps.PIPE_FOLDER)
     machine.bind("large", 6000)
     machine.wait_ready(6000)
-    assert LOCAL.servers(machine.home / mps.PIPE) == [server], "the same server"
+    assert LOCAL.servers(machine.home / mps.PIPE_FOLDER) == [server], "the same server"
     late = machine.tenant("hold", 5000, mib=6000)
     assert late.heard(60.0) == {"held": 5000, "error": 0}
     early.send_line(1024)
@@ -240,7 +240,7 @@ def test_a_busy_tenant_that_is_killed_outright(machine, measured):
 def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
     machine.share("pod", 2048)
     busy(machine, clients, mib=1024)
-    (daemon,) = LOCAL.daemons(machine.home / mps.PIPE)
+    (daemon,) = LOCAL.daemons(machine.home / mps.PIPE_FOLDER)
     began = time.monotonic()
     daemon.signal(wound)
     machine.wait_not_ready()
@@ -254,7 +254,7 @@ def test_a_wounded_daemon_is_back_in_time(machine, measured, wound, clients):
 @closes_the_card
 def test_a_process_past_mps_between_two_servers_keeps_the_card_closed(machine, measured):
     machine.start()
-    pipe = machine.home / mps.PIPE
+    pipe = machine.home / mps.PIPE_FOLDER
     for process in [*LOCAL.daemons(pipe), *LOCAL.servers(pipe)]:
         process.signal(signal.SIGKILL)
     thief = machine.tenant("hold", 64, through=False)
@@ -271,7 +271,7 @@ def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients)
     """Also what its clients and its daemon make of it, which no double knows."""
     machine.share("pod", 2048)
     running = busy(machine, clients, mib=1024)
-    (server,) = LOCAL.servers(machine.home / mps.PIPE)
+    (server,) = LOCAL.servers(machine.home / mps.PIPE_FOLDER)
     began = time.monotonic()
     server.signal(signal.SIGSTOP)
     machine.wait_not_ready()
@@ -312,7 +312,7 @@ def test_clients_are_on_the_card_with_their_memory_and_the_server_is_known(machi
     tenant = machine.tenant("hold", 2048, mib=4000)
     assert tenant.heard() == {"held": 2048, "error": 0}
     listed = {process.pid: process.memory for process in machine.gpus.processes(machine.card.uuid)}
-    (server,) = LOCAL.servers(machine.home / mps.PIPE)
+    (server,) = LOCAL.servers(machine.home / mps.PIPE_FOLDER)
     assert listed[tenant.pid] is not None
     assert 2048 <= listed[tenant.pid] <= 4000
     strangers = [pid for pid in listed if pid != tenant.pid and not LOCAL.is_server(pid)]

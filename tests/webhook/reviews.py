@@ -134,7 +134,7 @@ def review(
 
 def paths_of(resource: str) -> list[str]:
     """The paths to which the API server sends reviews of the resource."""
-    return [path for path in sorted(app.PATHS) if app.accepts_resource(path, resource)]
+    return [path for path in sorted(app.DECIDE_BY_PATH) if app.accepts_resource(path, resource)]
 
 
 def body(*args: Any, **kwargs: Any) -> bytes:

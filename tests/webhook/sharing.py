@@ -53,7 +53,7 @@ def refused(pod: Json, known: Known | None = None, settings: WebhookSettings = S
 def agents(pod: Json) -> list[tuple[int, Json]]:
     """The agents in the pod, with their positions."""
     init = pod["spec"].get("initContainers") or []
-    return [(i, container) for i, container in enumerate(init) if container["name"] == shareagent.CONTAINER]
+    return [(i, container) for i, container in enumerate(init) if container["name"] == shareagent.CONTAINER_NAME]
 
 
 def agent(pod: Json) -> Json:

@@ -81,7 +81,7 @@ def test_lines_about_a_review_say_its_pod(monkeypatch: pytest.MonkeyPatch, conte
         contexts.append(structlog.contextvars.get_contextvars())
         raise RuntimeError
 
-    monkeypatch.setattr(shell, "PATHS", {"/mutate": keep_context})
+    monkeypatch.setattr(shell, "DECIDE_BY_PATH", {"/mutate": keep_context})
     client = shell.create_app(Known(), WebhookSettings()).test_client()
     pod = build.pod("p", uid="u-1", gpu_mem=1)
     del pod["metadata"]["name"]

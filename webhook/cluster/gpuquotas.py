@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cardwise.core.api import quotas
-from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, Charge, GPUQuota, QuotaEntry
 from cardwise.core.values.decoded import Json
 
 
@@ -17,7 +17,7 @@ class QuotaUsage:
 
     def used_by(self, entry: QuotaEntry) -> Charge:
         """The amounts in use of an entry."""
-        return self.used.get((entry.resource_class, entry.model), NOTHING)
+        return self.used.get((entry.resource_class, entry.model), NO_CHARGE)
 
 
 def parse(manifest: Json) -> QuotaUsage:

@@ -11,7 +11,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 ENABLED = "enabled"
 DISABLED = "disabled"
 # The annotations of a namespace, in the order of the fields of `Defaults`.
-KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.FRAMEWORKS, names.SM_PERCENT)
+DEFAULTS_ANNOTATIONS = (names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.FRAMEWORKS, names.SM_PERCENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,4 +34,4 @@ def defaults_of(namespace: Json) -> Defaults | None:
 
 def read_defaults(annotations: Mapping[str, str]) -> Defaults:
     """The defaults in the annotations of a namespace that has opted in."""
-    return Defaults(*(str(annotations.get(key, "")) for key in KEYS))
+    return Defaults(*(str(annotations.get(key, "")) for key in DEFAULTS_ANNOTATIONS))

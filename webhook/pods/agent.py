@@ -37,7 +37,7 @@ from webhook.pods.resources import INTERNAL_RESOURCES, from_annotation
 from webhook.templates.containers import amount_lists
 
 # Requests of the agent in pods whose containers all request cpu or memory: enough for two scrapes a second.
-_RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
+_AGENT_RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
     {"cpu": Amount.parse_amount("50m"), "memory": Amount.parse_amount("64Mi")}
 )
 _FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
@@ -46,8 +46,8 @@ _COMMAND: Final = "cardwise-agent"
 # Both paths are reserved, because in nearly every image they are the same folder.
 _RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")
 _INIT_PREFIX: Final = "init-"
-_AGENT_MOUNT: Final[Json] = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}
-_VOLUME: Final[Json] = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+_AGENT_MOUNT: Final[Json] = {"name": shareagent.VOLUME_NAME, "mountPath": shareagent.FOLDER}
+_VOLUME: Final[Json] = {"name": shareagent.VOLUME_NAME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
 _KINDS: Final = ("requests", "limits")
 
 
@@ -131,7 +131,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     agent = next((c for c in pod.containers if _is_own_agent(c)), None)
     for container in pod.containers:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
-        has_reserved_name = container.spec.get("name") == shareagent.CONTAINER
+        has_reserved_name = container.spec.get("name") == shareagent.CONTAINER_NAME
         if (
             has_reserved_name
             and not _is_own_agent(container)
@@ -141,18 +141,18 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     if agent is None:
         return
     volume: Json = next(
-        (entry for entry in pod.spec.get("volumes") or () if entry.get("name") == shareagent.VOLUME),
+        (entry for entry in pod.spec.get("volumes") or () if entry.get("name") == shareagent.VOLUME_NAME),
         {},
     )
     if "emptyDir" not in volume:
-        raise _changed_error(f"spec.volumes[{shareagent.VOLUME}]")
+        raise _changed_error(f"spec.volumes[{shareagent.VOLUME_NAME}]")
     for container in pod.containers:
-        mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
+        mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME_NAME]
         expected_mounts = (
             [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, pod.cards, hook=False)
         )
         if [m for m in mounts if m != frameworks.MOUNT or container.key not in pod.cards] != expected_mounts:
-            raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
+            raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME_NAME}]")
 
 
 def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str | None, bounds: Bounds) -> None:
@@ -213,7 +213,7 @@ def _is_own_agent(container: Container) -> bool:
     """Whether Cardwise added the container as an agent, to this pod or to a pod that was copied."""
     spec = container.spec
     sidecar = container.key.startswith(_INIT_PREFIX) and not container.ordinary_init
-    return sidecar and spec.get("name") == shareagent.CONTAINER and spec.get("command") == [_COMMAND]
+    return sidecar and spec.get("name") == shareagent.CONTAINER_NAME and spec.get("command") == [_COMMAND]
 
 
 def _find_own_agents(pod: PodUnderReview) -> list[bool]:
@@ -271,7 +271,7 @@ def _agent_container(
     resources = _agent_amounts(spec, present_agent, running, bounds)
     limits = {**resources["limits"], names.SHARE: "1"}
     return {
-        "name": shareagent.CONTAINER,
+        "name": shareagent.CONTAINER_NAME,
         "image": settings.image,
         "imagePullPolicy": "IfNotPresent",
         "command": [_COMMAND],
@@ -309,10 +309,10 @@ def _agent_mounts(key: str, sharing: Collection[str], *, hook: bool) -> list[Jso
 def _set_volume(pod: PodUnderReview, *, needed: bool) -> None:
     """Add the agent's volume, or remove it."""
     volumes = pod.spec.get("volumes") or []
-    new_volumes = [volume for volume in volumes if volume.get("name") != shareagent.VOLUME]
+    new_volumes = [volume for volume in volumes if volume.get("name") != shareagent.VOLUME_NAME]
     if needed:
         position = next(
-            (i for i, volume in enumerate(volumes) if volume.get("name") == shareagent.VOLUME), len(new_volumes)
+            (i for i, volume in enumerate(volumes) if volume.get("name") == shareagent.VOLUME_NAME), len(new_volumes)
         )
         new_volumes.insert(position, dict(_VOLUME))
     pod.spec.pop("volumes", None)
@@ -332,8 +332,8 @@ def _set_mounts(pod: PodUnderReview, sharing: Mapping[str, bool], hook: str | No
         changed = dict(container.spec)
         mounts = changed.get("volumeMounts") or []
         agent_mounts = _agent_mounts(container.key, sharing, hook=own_hook is not None)
-        if [m for m in mounts if m.get("name") == shareagent.VOLUME] != agent_mounts:
-            changed["volumeMounts"] = [*(m for m in mounts if m.get("name") != shareagent.VOLUME), *agent_mounts]
+        if [m for m in mounts if m.get("name") == shareagent.VOLUME_NAME] != agent_mounts:
+            changed["volumeMounts"] = [*(m for m in mounts if m.get("name") != shareagent.VOLUME_NAME), *agent_mounts]
         if own_hook is not None:
             changed["env"], hook_warnings = frameworks.environment(changed.get("env") or [], own_hook, container.path)
             pod.warnings += hook_warnings
@@ -350,7 +350,7 @@ def _remove_agent(pod: PodUnderReview) -> None:
     _set_volume(pod, needed=False)
     for i, container in enumerate(pod.containers):
         mounts = container.spec.get("volumeMounts") or []
-        other_mounts = [m for m in mounts if m.get("name") != shareagent.VOLUME]
+        other_mounts = [m for m in mounts if m.get("name") != shareagent.VOLUME_NAME]
         if other_mounts != mounts:
             pod.replace_container(i, {**container.spec, "volumeMounts": other_mounts})
 
@@ -358,13 +358,13 @@ def _remove_agent(pod: PodUnderReview) -> None:
 def _refuse_reserved_names(pod: PodUnderReview) -> None:
     """Refuse containers and volumes of users with the agent's names. Raises InvalidRequest."""
     for container in pod.containers:
-        if container.spec.get("name") == shareagent.CONTAINER and not _is_own_agent(container):
+        if container.spec.get("name") == shareagent.CONTAINER_NAME and not _is_own_agent(container):
             raise _reserved_name_error(container.path)
         for i, mount in enumerate(container.spec.get("volumeMounts") or ()):
-            if mount.get("name") == shareagent.VOLUME and mount.get("mountPath") not in _AGENT_PATHS:
+            if mount.get("name") == shareagent.VOLUME_NAME and mount.get("mountPath") not in _AGENT_PATHS:
                 raise _reserved_volume_error(f"{container.path}.volumeMounts[{i}].name")
     for i, volume in enumerate(pod.spec.get("volumes") or ()):
-        if volume.get("name") == shareagent.VOLUME and "emptyDir" not in volume:
+        if volume.get("name") == shareagent.VOLUME_NAME and "emptyDir" not in volume:
             raise _reserved_volume_error(f"spec.volumes[{i}].name")
 
 
@@ -385,7 +385,7 @@ def _find_foreign_mounts(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
     """Yield the index and path of each mount of a user that hides one of the agent's paths."""
     for i, mount in enumerate(mounts):
         path = posixpath.normpath("/" + str(mount.get("mountPath") or "").lstrip("/"))
-        is_agent_mount = mount.get("name") == shareagent.VOLUME and path in _AGENT_PATHS
+        is_agent_mount = mount.get("name") == shareagent.VOLUME_NAME and path in _AGENT_PATHS
         if not is_agent_mount and any(
             path == reserved or path.startswith(f"{reserved}/") for reserved in _RESERVED_PATHS
         ):
@@ -394,14 +394,14 @@ def _find_foreign_mounts(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
 
 def _reserved_name_error(path: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{path}.name", f"{shareagent.CONTAINER} is reserved for Cardwise's share agent", "rename the container"
+        f"{path}.name", f"{shareagent.CONTAINER_NAME} is reserved for Cardwise's share agent", "rename the container"
     )
 
 
 def _reserved_volume_error(field: str) -> InvalidRequest:
     return InvalidRequest(
         field,
-        f"{shareagent.VOLUME} is reserved for the volume of Cardwise's share agent",
+        f"{shareagent.VOLUME_NAME} is reserved for the volume of Cardwise's share agent",
         f"rename your volume, or write {names.SHARE_AGENT}: never",
     )
 
@@ -472,7 +472,7 @@ def _with_defaults(container: Json, bounds: Bounds) -> Json:
 
 
 def _raise_to_minimum(name: str, bounds: Bounds) -> Amount:
-    minimum, default = bounds.minimum.get(name), _RESOURCES[name]
+    minimum, default = bounds.minimum.get(name), _AGENT_RESOURCES[name]
     return minimum if minimum is not None and minimum.number > default.number else default
 
 

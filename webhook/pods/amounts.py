@@ -35,8 +35,8 @@ _LIMIT_RANGER: Final = "LimitRanger plugin set: "
 # kubernetes plugin/pkg/admission/limitranger/admission.go: "cpu, example.com/x limit for init container main".
 _LIMIT_RANGE_ENTRY: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
 # With one of these resources, the class only selects the type of card.
-_AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)
-_NVIDIA = "nvidia.com/"
+_AMOUNT_RESOURCES = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)
+_NVIDIA_PREFIX = "nvidia.com/"
 _KNOWN_RESOURCES = (*names.REQUESTED, *names.OWN_RESOURCES)
 _MAX_SHOWN_CLASSES = 10  # classes that a refusal names
 
@@ -225,7 +225,7 @@ def _refuse_nvidia_alone(class_name: str, requested: set[str]) -> None:
 
     Raises InvalidRequest.
     """
-    if requested and all(name.startswith(_NVIDIA) for name in requested):
+    if requested and all(name.startswith(_NVIDIA_PREFIX) for name in requested):
         name = wording.quote_unless_name(min(requested))
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
@@ -243,7 +243,7 @@ def _requested_names(container: Container) -> set[str]:
         name
         for _, amounts in containers.amount_lists(resources)
         for name, amount in amounts.items()
-        if name in names.REQUESTED or names.class_of(name) or (name.startswith(_NVIDIA) and str(amount) != "0")
+        if name in names.REQUESTED or names.class_of(name) or (name.startswith(_NVIDIA_PREFIX) and str(amount) != "0")
     }
 
 
@@ -253,7 +253,7 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
     Errors in the request are not reported here: reading the request reports them.
     """
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    if any(name in limits or name in requests for name in _AMOUNTS):
+    if any(name in limits or name in requests for name in _AMOUNT_RESOURCES):
         return {}
     # The container may also request devices. A class that does not exist is refused later.
     class_by_name = {

@@ -15,12 +15,12 @@ from webhook.pods.pod import PodUnderReview
 
 ON, OFF = "on", "off"
 FIELD: Final = f"metadata.annotations[{names.FRAMEWORKS}]"
-_PATH: Final = "PYTHONPATH"
+_PYTHON_PATH: Final = "PYTHONPATH"
 
 MOUNT: Final[Json] = {
-    "name": shareagent.VOLUME,
+    "name": shareagent.VOLUME_NAME,
     "mountPath": share.MOUNT,
-    "subPath": shareagent.HOOK,
+    "subPath": shareagent.HOOK_FOLDER,
     "readOnly": True,
 }
 
@@ -61,15 +61,15 @@ def environment(entries: list[Json], hook: str, path: str) -> tuple[list[Json], 
     hook_entries = (
         [] if hook == ON or share.ENV_FRAMEWORKS in present_names else [{"name": share.ENV_FRAMEWORKS, "value": hook}]
     )
-    if _PATH not in present_names:
-        return [*entries, *hook_entries, {"name": _PATH, "value": share.MOUNT}], ()
-    if any(entry["name"] == _PATH and entry.get("valueFrom") for entry in entries):
+    if _PYTHON_PATH not in present_names:
+        return [*entries, *hook_entries, {"name": _PYTHON_PATH, "value": share.MOUNT}], ()
+    if any(entry["name"] == _PYTHON_PATH and entry.get("valueFrom") for entry in entries):
         warning = (
-            f"{path}.env: {_PATH} comes from a ConfigMap, Secret or field, so the hook of {names.FRAMEWORKS} is "
+            f"{path}.env: {_PYTHON_PATH} comes from a ConfigMap, Secret or field, so the hook of {names.FRAMEWORKS} is "
             "not added to it"
         )
         return [*entries, *hook_entries], (f"{warning}; add {share.MOUNT} to it",)
-    return [*(_append_path(entry) if entry["name"] == _PATH else entry for entry in entries), *hook_entries], ()
+    return [*(_append_path(entry) if entry["name"] == _PYTHON_PATH else entry for entry in entries), *hook_entries], ()
 
 
 def _append_path(entry: Json) -> Json:

@@ -27,14 +27,14 @@ _SCHEDULING_GROUP: Final = "spec.schedulingGroup"
 _GANG_NAME: Final = re.compile(
     r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?"
 )  # the names of PodGroups that are also valid label values
-_NOT_SERVED: Final = (
+_PODGROUPS_NOT_SERVED_TEXT: Final = (
     f"{_SCHEDULING_GROUP}: the pod is not a member of a Cardwise gang, because this cluster does not serve PodGroups "
     "of "
     f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
 )
 _ORDERED_READY: Final = "OrderedReady"
 _LABEL: Final = f"metadata.labels[{names.GANG}]"
-_GATE: Final = f"spec.schedulingGates[{names.GANG}]"
+_GATE_FIELD: Final = f"spec.schedulingGates[{names.GANG}]"
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
 # The fields with the number of pods that a workload creates at a time. Kubernetes' default is one.
 _SIZE_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -66,13 +66,13 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     is_gated = any(gate.get("name") == names.GANG for gate in gates)
     if pod.gang is None:
         if pod.names_unserved_podgroup:
-            pod.warnings.append(_NOT_SERVED)
+            pod.warnings.append(_PODGROUPS_NOT_SERVED_TEXT)
         if names.GANG in pod.labels:
             pod.labels = {key: text for key, text in pod.labels.items() if key != names.GANG}
             pod.warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
         if is_gated:
             pod.spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
-            pod.warnings.append(f"{_GATE}: removed, because the pod is not a member of a gang")
+            pod.warnings.append(f"{_GATE_FIELD}: removed, because the pod is not a member of a gang")
         return
     if pod.spec.get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"

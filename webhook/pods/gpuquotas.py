@@ -7,7 +7,7 @@ if the entry certainly counts it: the pod names the entry's class, or the entry 
 from collections.abc import Callable, Iterable
 
 from cardwise.core.api import quotas
-from cardwise.core.api.quotas import NOTHING, Charge, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, Charge, QuotaEntry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
@@ -17,7 +17,7 @@ from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import collect_warnings
 
-Smallest = Callable[[ContainerRequest], MiB]
+MinShareOf = Callable[[ContainerRequest], MiB]
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
@@ -44,7 +44,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
 def check_request(
     pod_request: PodRequest,
     quota_usages: Iterable[QuotaUsage],
-    smallest: Smallest = lambda _: MiB(1),
+    smallest: MinShareOf = lambda _: MiB(1),
     *,
     detailed: bool = True,
 ) -> None:
@@ -63,10 +63,10 @@ def check_request(
                 for container in pod_request.containers
                 if _surely_counts(entry, container)
             )
-            if requested == NOTHING:
+            if requested == NO_CHARGE:
                 continue
             used = quota_usage.used_by(entry)
-            if exceeded_limits := quotas.exceeded_limits(entry, NOTHING, requested):
+            if exceeded_limits := quotas.exceeded_limits(entry, NO_CHARGE, requested):
                 problem, remedy = "the pod alone requests more than the quota allows", "request less"
             elif quota.refuse and (exceeded_limits := quotas.exceeded_limits(entry, used, requested)):
                 problem, remedy = (
@@ -97,7 +97,7 @@ def _surely_counts(entry: QuotaEntry, container: ContainerRequest) -> bool:
     return not entry.model
 
 
-def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
+def _least_charge(container: ContainerRequest, smallest: MinShareOf) -> Charge:
     """The smallest charge that the container can cause. The card of a whole-card request is not known yet."""
     return quotas.min_charge_of_share(container.cards, container.mem, smallest(container) if container.whole else 0)
 

@@ -24,17 +24,19 @@ from webhook.templates.spellings import format_count
 
 # Resources of Cardwise in limits and requests that users must not write.
 INTERNAL_RESOURCES: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
-_MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+_MARKER_RESOURCES: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 # If the user sets one of these variables for JAX, it stays. With envFrom the webhook cannot see whether the user has
 # set one, so the webhook sets none.
-_XLA_FRACTIONS = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
-_CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"  # selects cards by their numbers in the container
-_OWN_CARDS = f"$({names.ENV_VISIBLE_DEVICES})"  # Kubernetes replaces it by the UUIDs of the container's cards
+_XLA_FRACTION_VARIABLES = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
+_CUDA_VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"  # selects cards by their numbers in the container
+_REFERENCE_TO_OWN_CARDS = (
+    f"$({names.ENV_VISIBLE_DEVICES})"  # Kubernetes replaces it by the UUIDs of the container's cards
+)
 # Variables of every container with a share. The first has the same prefix as the count, the second is a plain value
 # like the count. So if another webhook removes the count, by its prefix or its kind, it also removes one of these.
 _COMMON_VARIABLES = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
 # The entry with which NVIDIA's runtime adds no cards. It overrides the variable in envFrom and in the image.
-_NO_CARD = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
+_NO_CARD_VARIABLE = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
 def mutate_splits(pod: PodUnderReview, context: Context) -> None:
@@ -77,7 +79,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         return
     if pod.annotations.get(names.CLASS):
         raise added_later_error(f"metadata.annotations[{names.CLASS}]")
-    allowed_markers = _MARKERS if pod.labels.get(names.GANG) else ()
+    allowed_markers = _MARKER_RESOURCES if pod.labels.get(names.GANG) else ()
     for container in pod.containers:
         for name in (container.spec.get("resources") or {}).get("limits") or ():
             if name in INTERNAL_RESOURCES and name not in allowed_markers:
@@ -110,14 +112,14 @@ class _ContainerPart:
 def is_marked(containers: Iterable[Container]) -> bool:
     """Whether kube-scheduler calls the extender for the pod although the pod requests no cards."""
     all_limits = [(container.spec.get("resources") or {}).get("limits") or {} for container in containers]
-    return any(all(str(limits.get(name)) == "0" for name in _MARKERS) for limits in all_limits)
+    return any(all(str(limits.get(name)) == "0" for name in _MARKER_RESOURCES) for limits in all_limits)
 
 
 def _split_request(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _ContainerPart]:
     """Each container's part of the request, by its key."""
     if pod_request is None:
         # Members of a gang are planned together, so the extender must also see the members without a request.
-        return {"0": _ContainerPart(markers=_MARKERS)} if in_gang else {}
+        return {"0": _ContainerPart(markers=_MARKER_RESOURCES)} if in_gang else {}
     devices: dict[str, dict[str, int]] = {}
     for device in pod_request.devices:
         devices.setdefault(device.key, {})[names.CLASS_PREFIX + device.resource_class] = device.count
@@ -212,7 +214,7 @@ def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> 
     mps: whether the pod uses MPS.
     """
     if card_request is None:
-        return [dict(_NO_CARD)]
+        return [dict(_NO_CARD_VARIABLE)]
     limit = names.LIMIT_MIB_OF + card_request.key
     if card_request.whole:
         # The size of a whole card is unknown before placement.
@@ -280,8 +282,8 @@ def find_harmful_variables(entries: list[Json], card_request: ContainerRequest |
             "the container sees only its own GPUs, numbered from 0; remove the variable, or CUDA may find no device",
         )
         for entry in entries
-        if entry["name"] == _CUDA_VISIBLE
-        and entry.get("value") not in (None, "", _OWN_CARDS)
+        if entry["name"] == _CUDA_VISIBLE_VARIABLE
+        and entry.get("value") not in (None, "", _REFERENCE_TO_OWN_CARDS)
         and not set(entry["value"].split(",")) <= visible_ordinals
     ]
 
@@ -296,8 +298,10 @@ def merge_entries(
     if card_request is None or card_request.whole:
         # Leave JAX's own default: a fraction of 1 would leave no memory for the CUDA context and libraries. A copy of a
         # pod with a share may still have Cardwise's entry, which is removed here.
-        entries = [entry for entry in entries if entry["name"] not in _XLA_FRACTIONS or not _is_own_entry(entry)]
-    elif not env_from and all(_is_own_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTIONS):
+        entries = [
+            entry for entry in entries if entry["name"] not in _XLA_FRACTION_VARIABLES or not _is_own_entry(entry)
+        ]
+    elif not env_from and all(_is_own_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTION_VARIABLES):
         fraction = names.FRACTION_OF + card_request.key
         own_by_name[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
     user_entries: list[Json] = []

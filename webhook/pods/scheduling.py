@@ -23,7 +23,7 @@ from webhook.pods.pod import PodUnderReview
 _SCHEDULER_PLACES: Final = "the scheduler must place a pod that requests a GPU share"
 _COPY_ANNOTATIONS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
 _MAX_SHOWN_KEYS: Final = 4  # maximum number of keys of a node selector in a warning
-_TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
+_TAINT_PATTERN: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
 
 
 def mutate_copies(pod: PodUnderReview, context: Context) -> None:
@@ -122,7 +122,7 @@ def _warn_nodes(pod: PodUnderReview, pod_request: PodRequest, context: Context) 
 
 def toleration_of_taint(text: str) -> Json:
     """The toleration of `KEY:EFFECT`, with any value, or of `KEY=VALUE:EFFECT`. Raises ValueError."""
-    match = _TAINT.fullmatch(text)
+    match = _TAINT_PATTERN.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a taint; write KEY:EFFECT or KEY=VALUE:EFFECT, as nvidia.com/gpu:NoSchedule")
     key, taint_value, effect = match["key"], match["value"], match["effect"]

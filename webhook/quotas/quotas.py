@@ -24,7 +24,7 @@ from webhook.templates import records
 from webhook.templates.spellings import NameTranslator, counted_resource, format_count, warn_unknown_classes
 
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
-_MARKERS = (names.PLACE_MARKER, names.BIND_MARKER)
+_MARKER_RESOURCES = (names.PLACE_MARKER, names.BIND_MARKER)
 _HARD_FIELD = "spec.hard"
 _MAX_COMPARED = 8  # maximum number of bare names that get a suggestion, since each is compared with all known names
 _DEFAULT_FIELDS = ("default", "defaultRequest")
@@ -160,7 +160,7 @@ def _bare_numbers(texts: Iterable[str]) -> Iterator[Fraction]:
 
 def _refuse_markers(hard: Json) -> None:
     for key in hard:
-        if counted_resource(key) in _MARKERS:
+        if counted_resource(key) in _MARKER_RESOURCES:
             own_names = (names.CLASS_PREFIX + "<class>", names.WHOLE_GPU, names.GPU_MEM)
             remedy = f"write one of {', '.join('requests.' + name for name in own_names)}"
             raise InvalidRequest(f"{_HARD_FIELD}[{key}]", "is an internal marker of Cardwise", remedy)

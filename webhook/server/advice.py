@@ -20,10 +20,10 @@ from webhook.pods import annotations as pod_annotations
 from webhook.templates import containers, records
 from webhook.templates.spellings import counted_resource, is_zero
 
-QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue manages
+KUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue manages
 _MAX_WARNINGS: Final = 8  # maximum number of warnings about names that no node offers
-_RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
-_UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # the ranges that set or limit the size of a share
+_RANGE_FIELDS: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
+_UPPER_RANGE_FIELDS: Final = ("max", "default", "defaultRequest")  # the ranges that set or limit the size of a share
 
 
 def warn_namespace(manifest: Json) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
     elif opted_in is None:
         warnings += [
             f"metadata.annotations[{key}]: has no effect without the label {names.DEFAULTS_LABEL}={namespaces.ENABLED}"
-            for key in namespaces.KEYS
+            for key in namespaces.DEFAULTS_ANNOTATIONS
             if key in annotations
         ]
     return tuple(warnings[:_MAX_WARNINGS])
@@ -109,14 +109,14 @@ def warn_limit_range(
     uncounted = (
         f"spec.limits[{i}].{name}[{key}]: {reason}"
         for i, entry in enumerate(entries)
-        for name in _RANGES
+        for name in _RANGE_FIELDS
         for key, reason in _uncounted_keys(
             entry.get(name) or {}, offers, known_classes, comparisons, quota_key=lambda suggested_name: suggested_name
         )
     )
     warnings = list(islice(uncounted, _MAX_WARNINGS))
     for i, entry in enumerate(entries):
-        for name in _UPPER_RANGES:
+        for name in _UPPER_RANGE_FIELDS:
             if upper := (entry.get(name) or {}).get(names.GPU_MEM):
                 warnings += _warn_small_amount(f"spec.limits[{i}].{name}[{names.GPU_MEM}]", upper, min_share)
     return tuple(warnings[:_MAX_WARNINGS])

@@ -4,8 +4,8 @@ A path with the suffix /gib is for namespaces where gpu-mem numbers without a un
 path by the namespace's label (namespaceSelector), so the meaning of a number does not depend on a cache.
 
 This module only decodes, calls the decision, encodes and counts. A body that is not an AdmissionReview, or one of a
-resource that does not belong to the path (`RESOURCES`), gets status 400 with the reason. An unexpected error gets 500
-and a log line, never a traceback in the answer.
+resource that does not belong to the path (`RESOURCES_BY_PATH`), gets status 400 with the reason. An unexpected error
+gets 500 and a log line, never a traceback in the answer.
 """
 
 import re
@@ -35,38 +35,38 @@ from webhook.templates import templates
 # An object is at most 1.5 MiB in etcd and 3 MiB in a request; a review holds two.
 MAX_BODY = 8 * 1024 * 1024
 
-_ADVICE = "/advise"  # the path that never refuses
+_ADVICE_PATH = "/advise"  # the path that never refuses
 # The path of reviews of Bindings. The API server waits one second for the response and then continues without it, so
 # these reviews must not wait behind large reviews.
-BINDINGS = "/validate/bindings"
+BINDINGS_PATH = "/validate/bindings"
 
-PATHS: Mapping[str, Decide] = {
+DECIDE_BY_PATH: Mapping[str, Decide] = {
     "/mutate": decisions.decide_mutate,
     "/mutate/defaults": decisions.decide_defaults,
     "/validate": decisions.decide_validate,
-    BINDINGS: decisions.decide_validate,
-    _ADVICE: decisions.decide_advise,
+    BINDINGS_PATH: decisions.decide_validate,
+    _ADVICE_PATH: decisions.decide_advise,
 }
 
 # The resources that the chart's webhook configurations send to each path; /advise also gets those of
 # `webhook.workloadKinds`. A review of another resource is refused before it is decoded: a class that takes long to
 # compare must not occupy the threads for Bindings.
-RESOURCES: Final[Mapping[str, frozenset[str]]] = {
+RESOURCES_BY_PATH: Final[Mapping[str, frozenset[str]]] = {
     "/mutate": templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"},
     "/mutate/defaults": frozenset({"pods"}),
     "/validate": (templates.KINDS - {"daemonsets", "podtemplates"})
     | {"pods", "namespaces", "resourceclasses", "gpuquotas"},
-    BINDINGS: frozenset({"pods/binding", "bindings"}),
-    _ADVICE: (templates.KINDS - {"podtemplates"}) | {"pods", "resourcequotas", "limitranges"},
+    BINDINGS_PATH: frozenset({"pods/binding", "bindings"}),
+    _ADVICE_PATH: (templates.KINDS - {"podtemplates"}) | {"pods", "resourcequotas", "limitranges"},
 }
-_KNOWN: Final = frozenset[str]().union(*RESOURCES.values())
+_KNOWN_RESOURCES: Final = frozenset[str]().union(*RESOURCES_BY_PATH.values())
 
 # The unit of gpu-mem numbers without a unit, by the suffix of the path.
-UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}
+UNIT_BY_PATH_END: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}
 
-_NAMESPACE: Final = re.compile(rb'"namespace":\s*"([a-z0-9.-]{1,253})"')
+_NAMESPACE_PATTERN: Final = re.compile(rb'"namespace":\s*"([a-z0-9.-]{1,253})"')
 # The namespace is within so many bytes: before it are a uid, kinds, resources and a name of at most 253 bytes each.
-_NAMESPACE_WITHIN: Final = 4096
+_NAMESPACE_WITHIN_BYTES: Final = 4096
 
 _log = structlog.get_logger("webhook.app")
 
@@ -79,13 +79,13 @@ def namespace_of(environ: Mapping[str, Any]) -> str:
     8 MiB. A match is never inside a string, where its quotes would be escaped. If another client sends a false
     namespace, this changes only the order of its own calls.
     """
-    match = _NAMESPACE.search(environ["wsgi.input"].getvalue(), 0, _NAMESPACE_WITHIN)
+    match = _NAMESPACE_PATTERN.search(environ["wsgi.input"].getvalue(), 0, _NAMESPACE_WITHIN_BYTES)
     return match[1].decode() if match is not None else ""
 
 
 def accepts_resource(path: str, resource: str) -> bool:
     """Whether the API server sends reviews of the resource (with its subresource) to the path."""
-    return resource in RESOURCES[path] or (path == _ADVICE and resource not in _KNOWN)
+    return resource in RESOURCES_BY_PATH[path] or (path == _ADVICE_PATH and resource not in _KNOWN_RESOURCES)
 
 
 def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) -> Flask:
@@ -93,7 +93,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
 
     refusals, failures = LineLimit(_log, clock), LineLimit(_log, clock)
-    by_unit = {unit: replace(settings, unit=unit) for unit in UNITS.values()}
+    by_unit = {unit: replace(settings, unit=unit) for unit in UNIT_BY_PATH_END.values()}
 
     def answer_review(path: str, decide: Decide, unit: Unit) -> Response:
         started = time.perf_counter()
@@ -107,7 +107,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         except review.UndecodableReview as error:
             # The user would see an HTTP error only as "the server rejected our request for an unknown reason".
             namespace, uid = "", error.uid
-            decision = Decision(allowed=path == _ADVICE, message=str(error))
+            decision = Decision(allowed=path == _ADVICE_PATH, message=str(error))
         else:
             structlog.contextvars.bind_contextvars(**_log_context(received))
             namespace, uid = received.namespace, received.uid
@@ -121,8 +121,8 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
             refusals.log("info", namespace, "refused", path=path, message=decision.message)
         return Response(body, mimetype="application/json")
 
-    for path, decide in PATHS.items():
-        for suffix, unit in UNITS.items():
+    for path, decide in DECIDE_BY_PATH.items():
+        for suffix, unit in UNIT_BY_PATH_END.items():
             arguments = {"path": path, "decide": decide, "unit": unit}
             app.add_url_rule(path + suffix, path + suffix, answer_review, methods=["POST"], defaults=arguments)
     app.add_url_rule("/healthz", "healthz", lambda: _text_response("ok", 200), methods=["GET"])
@@ -153,7 +153,7 @@ def _outcome(decision: Decision) -> str:
 def _request_path() -> str:
     """The path of the request, as metrics and logs name it."""
     path = request.path.removesuffix("/gib")
-    return path if path in PATHS else "other"
+    return path if path in DECIDE_BY_PATH else "other"
 
 
 def _answer_malformed(error: review.InvalidReview) -> Response:

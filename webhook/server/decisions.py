@@ -19,7 +19,7 @@ from webhook.server import advice, patches, reapplied, sizes
 from webhook.server.review import CREATE, Decision, Review, is_pod_shaped
 from webhook.templates import templates
 
-_IN_POD: Final = ("spec.", "metadata.")  # the prefixes of messages that name a field of the pod
+_POD_FIELD_PREFIXES: Final = ("spec.", "metadata.")  # the prefixes of messages that name a field of the pod
 _MAX_WARNINGS: Final = 8
 _MIN_WEIGHT: Final = 8
 
@@ -111,7 +111,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         return Decision()  # the author of the owner has got the warnings
     context = _context(review, view, settings, is_template=True)
     unique_texts: dict[str, None] = {}
-    is_queued = advice.QUEUE in labels_of(review.object)
+    is_queued = advice.KUEUE_LABEL in labels_of(review.object)
     weight = 0
     for path, template in templates.find_templates(review.object, review.resource):
         if not is_pod_shaped(template):
@@ -123,7 +123,8 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         if is_queued:
             texts += advice.warn_kueue_amounts(template, settings.unit)
         unique_texts |= {
-            templates.field_in_workload(path, text) if text.startswith(_IN_POD) else text: None for text in texts
+            templates.field_in_workload(path, text) if text.startswith(_POD_FIELD_PREFIXES) else text: None
+            for text in texts
         }
         if len(unique_texts) >= _MAX_WARNINGS:
             break  # further warnings would not be shown

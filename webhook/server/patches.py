@@ -13,8 +13,8 @@ import jsonpatch
 from cardwise.core.values.decoded import Json
 
 # Lists whose entries keep their positions: the webhook only changes fields of the entries.
-_INDEXED = ("/containers", "/initContainers")
-_POINTERS = ("path", "from")  # the fields of an operation that are JSON pointers
+_INDEXED_LISTS = ("/containers", "/initContainers")
+_POINTER_FIELDS = ("path", "from")  # the fields of an operation that are JSON pointers
 
 
 def make_patch(before: Json, after: Json) -> list[Json]:
@@ -28,7 +28,7 @@ def _compare(before: Any, after: Any, path: str) -> list[Json]:
     old, new = _without_lists(before, after, path, operations)
     changes = [] if old is None and new is None else jsonpatch.make_patch(old, new).patch
     return operations + [
-        {key: path + field_value if key in _POINTERS else field_value for key, field_value in change.items()}
+        {key: path + field_value if key in _POINTER_FIELDS else field_value for key, field_value in change.items()}
         for change in changes
     ]
 
@@ -49,7 +49,7 @@ def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -
     if isinstance(before, list) and isinstance(after, list):
         if before == after:
             return None, None
-        if path.endswith(_INDEXED) and len(before) == len(after):
+        if path.endswith(_INDEXED_LISTS) and len(before) == len(after):
             for i, (old, new) in enumerate(zip(before, after, strict=True)):
                 operations += _compare(old, new, f"{path}/{i}")
         else:

@@ -276,7 +276,7 @@ class _AnyObject(Struct):
     spec: dict[str, msgspec.Raw] | None = None
 
 
-_SHAPES: dict[str, type[Struct]] = {
+_SHAPE_BY_RESOURCE: dict[str, type[Struct]] = {
     "pods": _Pod,
     **dict.fromkeys(templates.KINDS, _Workload),
     "cronjobs": _CronJob,
@@ -286,18 +286,18 @@ _SHAPES: dict[str, type[Struct]] = {
     "resourceclasses": _CustomResource,
     "gpuquotas": _CustomResource,
 }
-_TOO_DEEP = "is nested too deeply to be read; remove the deep parts, such as metadata.managedFields"
-_OBJECT = b'"object"'  # the API server writes all other keys that are read before this key
+_TOO_DEEP_TEXT = "is nested too deeply to be read; remove the deep parts, such as metadata.managedFields"
+_OBJECT_KEY = b'"object"'  # the API server writes all other keys that are read before this key
 # The reviewed kinds that are not namespaced.
 _CLUSTER_SCOPED = frozenset({"namespaces", "resourceclasses"})
-_NAMESPACED = frozenset({*_SHAPES, "bindings"}) - _CLUSTER_SCOPED
+_NAMESPACED = frozenset({*_SHAPE_BY_RESOURCE, "bindings"}) - _CLUSTER_SCOPED
 # Resources whose decision also needs the stored object and, except for pods, the managedFields of both objects.
-_WITH_OLD_OBJECT = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
+_RESOURCES_WITH_OLD_OBJECT = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 # Floats are parsed by Python: msgspec takes fifteen times as long for some of them, and a review of 7 MB would block
 # all threads for three seconds.
 _decode_object = msgspec.json.Decoder(Json, float_hook=float).decode
-_decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPES.items()}
+_decode_shape = {resource: msgspec.json.Decoder(shape).decode for resource, shape in _SHAPE_BY_RESOURCE.items()}
 _decode_any = msgspec.json.Decoder(_AnyObject).decode
 prepare_types(_Pod)
 _encode = msgspec.json.Encoder().encode
@@ -367,7 +367,9 @@ def decode(body: bytes, accepts_resource: Callable[[str], bool] = lambda _: True
             f"the resource {quote_text(subject)} is not reviewed at this path; send it where the chart's webhook "
             "configurations do"
         )
-    compared = resource in _WITH_OLD_OBJECT and request.operation == UPDATE and bytes(request.old_object) != b"null"
+    compared = (
+        resource in _RESOURCES_WITH_OLD_OBJECT and request.operation == UPDATE and bytes(request.old_object) != b"null"
+    )
     managed_fields = compared and resource != "pods"
     try:
         manifest = _decode_manifest(request, "object", request.object, managed_fields=managed_fields)
@@ -397,11 +399,11 @@ def _nesting_error(body: bytes) -> InvalidReview:
     The API server writes the uid before the objects, so the uid can be read for the response. The part is not named,
     because a search for it would take a second.
     """
-    head = body.partition(_OBJECT)[0].rstrip().removesuffix(b",") + b"}}"
+    head = body.partition(_OBJECT_KEY)[0].rstrip().removesuffix(b",") + b"}}"
     try:
-        return UndecodableReview(_decode_envelope(head).request.uid, f"object or oldObject {_TOO_DEEP}")
+        return UndecodableReview(_decode_envelope(head).request.uid, f"object or oldObject {_TOO_DEEP_TEXT}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return InvalidReview(f"the body is no {KIND}: it {_TOO_DEEP}")
+        return InvalidReview(f"the body is no {KIND}: it {_TOO_DEEP_TEXT}")
 
 
 def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed_fields: bool) -> Json:
@@ -413,7 +415,7 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
         _decode_shape.get(resource, _decode_any)(text)
         return _decode_object(text)
     except RecursionError as error:  # decoding it into Python objects may need more stack than skipping it
-        raise UndecodableReview(request.uid, f"{field} {_TOO_DEEP}") from error
+        raise UndecodableReview(request.uid, f"{field} {_TOO_DEEP_TEXT}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         kind = wording.sanitize_message(resource, 80)
         problem = f"{field} does not have the structure of {kind}: {error}; correct this field"

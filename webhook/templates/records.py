@@ -20,8 +20,8 @@ from webhook.templates.spellings import possible_spellings, rename_keys
 Names = Mapping[str, frozenset[str]]
 """The names that a manifest has, by place."""
 
-_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_APPLY = "Apply"  # the operation of server-side apply in managedFields
+_LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
+_APPLY_OPERATION = "Apply"  # the operation of server-side apply in managedFields
 
 _decode_record = msgspec.json.Decoder(dict[str, list[str]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode  # floats are parsed as in `review`
@@ -95,7 +95,8 @@ def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Na
     manifest, before = _last_applied(workload), _last_applied(old) if old else None
     return AppliedManifests(
         client=None if manifest is None else AppliedNames(places(manifest), places(before) if before else {}),
-        new=old is None or annotations_of(old).get(_LAST_APPLIED) != annotations_of(workload).get(_LAST_APPLIED),
+        new=old is None
+        or annotations_of(old).get(_LAST_APPLIED_ANNOTATION) != annotations_of(workload).get(_LAST_APPLIED_ANNOTATION),
         server=_server_side(workload, old, places),
     )
 
@@ -177,7 +178,9 @@ def _applied_fields(manifest: Json) -> list[Json]:
     """The fields of each server-side apply, as a manifest without values."""
     managed = (manifest.get("metadata") or {}).get("managedFields") or ()
     try:
-        unfolded = [_unfold(fields.get("fieldsV1") or {}) for fields in managed if fields.get("operation") == _APPLY]
+        unfolded = [
+            _unfold(fields.get("fieldsV1") or {}) for fields in managed if fields.get("operation") == _APPLY_OPERATION
+        ]
     except (msgspec.DecodeError, RecursionError):
         return []
     return [fields for fields in unfolded if isinstance(fields, dict)]
@@ -204,7 +207,7 @@ def _merge_names(name_sets: Iterable[Names]) -> Names:
 
 def _last_applied(manifest: Json) -> Json | None:
     """The manifest of `kubectl apply`; None without one, or if it cannot be read."""
-    text = annotations_of(manifest).get(_LAST_APPLIED)
+    text = annotations_of(manifest).get(_LAST_APPLIED_ANNOTATION)
     try:
         return _decode_object(text) if text else None
     except (msgspec.DecodeError, RecursionError):

@@ -19,11 +19,11 @@ NvidiaGpu = Literal["leave", "take"]
 Lookup = Callable[[str], ResourceClass | None]
 """Returns the class of this name, None if there is none. May call the API server, so it may raise KubeError."""
 
-_IN_QUOTA = "requests."  # the prefix by which a ResourceQuota counts resources with a domain
+_REQUESTS_PREFIX = "requests."  # the prefix by which a ResourceQuota counts resources with a domain
 _DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
-_LIMITS = "limits."  # limits always equal requests, so this prefix means the same
+_LIMITS_PREFIX = "limits."  # limits always equal requests, so this prefix means the same
 # Resources of Cardwise that a ResourceQuota may count, by their names in pods.
-_COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)
+_COUNTED_RESOURCES = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class NameTranslator:
         """The stored name of a key of a ResourceQuota. Raises KubeError."""
         plain = counted_resource(name)
         if plain == names.GPU_COUNT or (self.take_nvidia and plain == names.NVIDIA_GPU):
-            return _IN_QUOTA + names.WHOLE_GPU
-        if plain in _COUNTED or names.class_of(plain):
-            return _IN_QUOTA + plain
-        return _IN_QUOTA + names.CLASS_PREFIX + name if self._is_class(name) else name
+            return _REQUESTS_PREFIX + names.WHOLE_GPU
+        if plain in _COUNTED_RESOURCES or names.class_of(plain):
+            return _REQUESTS_PREFIX + plain
+        return _REQUESTS_PREFIX + names.CLASS_PREFIX + name if self._is_class(name) else name
 
     def _is_class(self, name: str) -> bool:
         return classes.is_bare(name, lambda bare: self.lookup(bare) is not None)
@@ -70,17 +70,19 @@ def warn_unknown_classes(field: str, written_names: Mapping[str, str], translato
 
 def counted_resource(key: str) -> str:
     """The resource that a key of a ResourceQuota counts."""
-    return key.removeprefix(_LIMITS).removeprefix(_IN_QUOTA)
+    return key.removeprefix(_LIMITS_PREFIX).removeprefix(_REQUESTS_PREFIX)
 
 
 def possible_spellings(key: str) -> frozenset[str]:
     """All spellings that the webhook rewrites to `key`, and `key` itself."""
-    plain = key.removeprefix(_IN_QUOTA)
+    plain = key.removeprefix(_REQUESTS_PREFIX)
     bare = {plain.removeprefix(names.CLASS_PREFIX)} if names.class_of(plain) else set()
     if plain == key:
         return frozenset({key, *bare, *((names.NVIDIA_GPU,) if key == names.WHOLE_GPU else ())})
     equal_names = (plain, names.NVIDIA_GPU, names.GPU_COUNT) if plain == names.WHOLE_GPU else (plain,)
-    return frozenset({*bare, *(prefix + name for name in equal_names for prefix in ("", _IN_QUOTA, _LIMITS))})
+    return frozenset(
+        {*bare, *(prefix + name for name in equal_names for prefix in ("", _REQUESTS_PREFIX, _LIMITS_PREFIX))}
+    )
 
 
 def rename_keys(amounts: Json, field: str, translate: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:

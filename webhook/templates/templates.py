@@ -15,7 +15,7 @@ from cardwise.core.values.decoded import Json
 from webhook.templates import containers, records
 from webhook.templates.spellings import NameTranslator
 
-_PLACES: Mapping[str, tuple[str, ...]] = {
+_POD_TEMPLATE_PATHS_BY_KIND: Mapping[str, tuple[str, ...]] = {
     "deployments": ("spec", "template"),
     "replicasets": ("spec", "template"),
     "statefulsets": ("spec", "template"),
@@ -25,10 +25,10 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "cronjobs": ("spec", "jobTemplate", "spec", "template"),
     "podtemplates": ("template",),
 }
-KINDS = frozenset(_PLACES)
+KINDS = frozenset(_POD_TEMPLATE_PATHS_BY_KIND)
 _MAX_TEMPLATES: Final = 32  # templates of one object that are checked
-_PER_NODE: Final = "resourcesPerNode"  # a TrainJob's only field about the pods of its runtime
-_IN_POD: Final = "spec.containers[0].resources."
+_RESOURCES_PER_NODE_FIELD: Final = "resourcesPerNode"  # a TrainJob's only field about the pods of its runtime
+_POD_RESOURCES_FIELD: Final = "spec.containers[0].resources."
 
 _Path = tuple["_Path", str | int] | tuple[()]  # the path of the parent, and a key or an index in it
 
@@ -40,7 +40,7 @@ def rewrite_workload(
 
     Unknown classes are not reported here: the advice reports them. Raises InvalidRequest, KubeError.
     """
-    path = _PLACES[resource]
+    path = _POD_TEMPLATE_PATHS_BY_KIND[resource]
     template = _get_map(workload, path)
     if not template or (resource == "replicasets" and is_controlled(workload)):
         # The Deployment controller compares the ReplicaSet's template with its own, and would create ReplicaSets
@@ -83,7 +83,7 @@ def rewrite_workload(
 
 def template_of(workload: Json, resource: str) -> tuple[str, Json]:
     """The path of the pod template, for messages, and the template; empty without one."""
-    path = _PLACES[resource]
+    path = _POD_TEMPLATE_PATHS_BY_KIND[resource]
     return ".".join(path), _get_map(workload, path)
 
 
@@ -93,7 +93,7 @@ def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
     A custom resource may have the same plural as a kind of Kubernetes, such as Volcano's jobs, but its template may be
     elsewhere.
     """
-    if resource in _PLACES and template_of(manifest, resource)[1]:
+    if resource in _POD_TEMPLATE_PATHS_BY_KIND and template_of(manifest, resource)[1]:
         yield template_of(manifest, resource)
     else:
         yield from islice(_search_templates({"spec": manifest.get("spec")}, ()), _MAX_TEMPLATES)
@@ -101,8 +101,8 @@ def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
 
 def field_in_workload(path: str, in_template: str) -> str:
     """The path in the workload of a field in the template that `find_templates` returned with `path`."""
-    if path.endswith(f".{_PER_NODE}"):
-        return f"{path}.{in_template.removeprefix(_IN_POD)}"
+    if path.endswith(f".{_RESOURCES_PER_NODE_FIELD}"):
+        return f"{path}.{in_template.removeprefix(_POD_RESOURCES_FIELD)}"
     return f"{path}.{in_template}"
 
 
@@ -121,7 +121,7 @@ def _search_templates(node: object, path: _Path) -> Iterator[tuple[str, Json]]:
             yield _format_path(path), node
             return
         for name, inner in node.items():
-            if name == _PER_NODE:
+            if name == _RESOURCES_PER_NODE_FIELD:
                 yield _format_path((path, name)), {"spec": {"containers": [{"name": "node", "resources": inner}]}}
             else:
                 yield from _search_templates(inner, (path, name))

@@ -25,7 +25,7 @@ from cardwise.kube.objects.extendedresources import Cordon, ExtendedResource
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _DEFRAG_REASON = "cardwise defrag is moving its pods"
-_ABANDONED_AFTER = timedelta(
+_CORDON_ABANDONED_AFTER = timedelta(
     minutes=30
 )  # a defrag that still runs has uncordoned the card within this time, unless its pods start slowly
 _MAX_NAMED_CARDS = 5  # cards named in the message about an ambiguous prefix
@@ -51,7 +51,7 @@ def _complete_card(context: click.Context, _: click.Parameter, incomplete: str) 
         cards = list(islice(listed_cards, _MAX_COMPLETIONS))
     except (errors.KubeError, errors.KubeConfigError):
         return []
-    positions = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.KIND)
+    positions = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.GPU_KIND)
     return sorted(position for position in positions if position.startswith(incomplete) and position.isprintable())
 
 
@@ -94,7 +94,7 @@ def abandoned_defrag_cordons(cards: Iterable[ExtendedResource], now: datetime) -
     return [
         card
         for card in cards
-        if is_cordoned_by_defrag(card) and _is_older(card.spec.cordon.time, now - _ABANDONED_AFTER)
+        if is_cordoned_by_defrag(card) and _is_older(card.spec.cordon.time, now - _CORDON_ABANDONED_AFTER)
     ]
 
 
@@ -174,7 +174,7 @@ def author_suffix(card: ExtendedResource) -> str:
 def describe_card(card: ExtendedResource) -> str:
     """The name of a card or device in messages."""
     spec = card.spec
-    noun = "GPU" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
+    noun = "GPU" if spec.kind == classes.GPU_KIND else f"{wording.quote_unless_name(spec.kind)} device"
     return f"{noun} {spec.index} of node {spec.node} ({wording.quote_unless_name(spec.uuid)})"
 
 
@@ -202,7 +202,7 @@ def _find_card_by_index(client: KubeClient, node: str, index: str) -> ExtendedRe
     cards = {
         str(card.spec.index): card
         for card in cards_of_node
-        if card.spec.kind == classes.KIND and card.spec.node == node
+        if card.spec.kind == classes.GPU_KIND and card.spec.node == node
     }
     if not cards:
         raise click.ClickException(f"node {node!r} has no GPU that Cardwise shares")

@@ -10,7 +10,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.pods.nodeconstraints import HARD
+from cardwise.kube.pods.nodeconstraints import HARD_TAINT_EFFECTS
 
 CORDONED: Final = "cordoned"
 NOT_READY: Final = "NotReady"
@@ -54,7 +54,7 @@ def unschedulable_reason(node: Json) -> str | None:
             states.append(NOT_READY)
         elif condition_type in _STATE_BY_CONDITION and status == "True":
             states.append(_STATE_BY_CONDITION[condition_type])
-    taints = [taint["key"] for taint in spec.get("taints") or () if taint.get("effect") in HARD]
+    taints = [taint["key"] for taint in spec.get("taints") or () if taint.get("effect") in HARD_TAINT_EFFECTS]
     states += [state for state in map(state_of_taint, taints) if state and not (state == NOT_READY and states)]
     if spec.get("unschedulable"):
         states.append(CORDONED)

@@ -13,7 +13,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-UNKNOWN = "Unknown"
+UNKNOWN_PHASE = "Unknown"
 _NO_STATUS = "the extender has not reported on this gang yet"
 _NO_MINIMUM = f"no PodGroup that the extender knows and no annotation {names.GROUP_NUM} says how many pods it needs"
 
@@ -118,7 +118,7 @@ def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangV
     return GangView(
         namespace=key[0],
         name=key[1],
-        phase=status["phase"] if has_status else UNKNOWN,
+        phase=status["phase"] if has_status else UNKNOWN_PHASE,
         reason=(status.get("reason") or "") if has_status else reason_without_status,
         minimum=minimum,
         members=tuple(sorted(_pod_names(counted_pods))),

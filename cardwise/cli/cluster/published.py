@@ -29,7 +29,7 @@ class PublishedPolicy:
     known_limits: the extender's limits per card; None if an entry is invalid or missing.
     """
 
-    policy: str = policies.DEFAULT
+    policy: str = policies.DEFAULT_POLICY
     workload: str = ""
     note: str = ""
     known_limits: CardLimits | None = None
@@ -57,7 +57,7 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
         note = f"the {configmap} names no policy"
     elif policy not in policies.CARD_POLICIES:
         note = f"the {configmap} names an unknown policy ({wording.quote_text(policy)})"
-    return PublishedPolicy(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
+    return PublishedPolicy(policies.DEFAULT_POLICY if note else policy, workload, note, CardLimits.read(data))
 
 
 def policy_of_pod(pod: Json, published: PublishedPolicy) -> str:

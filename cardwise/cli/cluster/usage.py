@@ -22,8 +22,8 @@ _FROM_CACHE = {"resourceVersion": "0"}  # the query that reads from the API serv
 _MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
 _MAX_SINGLE_REQUESTS = 64  # maximum number of nodes whose pods are listed one by one; for more, one request lists all
 _PROXY_SECONDS = 2.0  # maximum time of a request to a manager: a hanging manager must not delay the screen
-_METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
-_MANAGERS = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
+_USED_METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
+_MANAGER_SELECTOR = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
 _BYTES = 1024 * 1024
 _NOTHING_ALLOCATED = Allocated()
 
@@ -123,7 +123,7 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
     return [
         _card_usage(resource)
         for resource in resources
-        if resource.spec.kind == classes.KIND and (not nodes or resource.spec.node in nodes)
+        if resource.spec.kind == classes.GPU_KIND and (not nodes or resource.spec.node in nodes)
     ]
 
 
@@ -296,7 +296,7 @@ def _measure_usage(
 def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[str, str]:
     """List the names of the managers' pods, by node."""
     pods = client.list_as(
-        paths.pods(cardwise_namespace), wire.ListOf[Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0
+        paths.pods(cardwise_namespace), wire.ListOf[Pod], _FROM_CACHE | {"labelSelector": _MANAGER_SELECTOR}, 0
     )
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 
@@ -316,7 +316,7 @@ def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
     """MiB by namespace, pod and card UUID, from the metrics of an MPS manager."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - needed only where a manager runs
 
-    lines = [line for line in exposition.splitlines() if line.startswith(_METRIC)]
+    lines = [line for line in exposition.splitlines() if line.startswith(_USED_METRIC)]
     used_bytes: dict[tuple[str, str, str], int] = defaultdict(int)
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:

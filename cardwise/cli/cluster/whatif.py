@@ -28,9 +28,9 @@ _RESOURCE_BY_KEY: Final = {
 }  # fmt: skip
 _LOAD_KEYS: Final = ("cpu", "memory")
 _KEYS: Final = ", ".join([*_RESOURCE_BY_KEY, *_LOAD_KEYS, "class"])
-_CONTAINERS: Final = ("initContainers", "containers")
+_CONTAINER_LISTS: Final = ("initContainers", "containers")
 _POD_OPTION, _ADD_NODES_OPTION = "--pod", "--add-nodes"
-_NODES: Final = re.compile(r"(\d+)x(\d+)x([^:,]+):([^,]+)((?:,[^,]*)*)")
+_NODES_PATTERN: Final = re.compile(r"(\d+)x(\d+)x([^:,]+):([^,]+)((?:,[^,]*)*)")
 _MAX_NODES: Final = 10_000  # maximum number of nodes that one option adds
 _MAX_CARDS: Final = 1024  # maximum number of cards of each added node
 
@@ -51,7 +51,7 @@ class _Terms(msgspec.Struct, rename="camel"):
 
 
 class _NodeAffinity(msgspec.Struct):
-    required: _Terms | None = msgspec.field(default=None, name=nodeconstraints.REQUIRED)
+    required: _Terms | None = msgspec.field(default=None, name=nodeconstraints.REQUIRED_AFFINITY_FIELD)
 
 
 class _Affinity(msgspec.Struct, rename="camel"):
@@ -251,7 +251,7 @@ def _complete_spec(spec: Json, classes_by_name: Mapping[str, ResourceClass], uni
             _complete_container(container, classes_by_name, f"spec.{key}[{i}]", unit)
             for i, container in enumerate(_get_mappings(spec, key, f"spec.{key}"))
         ]
-        for key in _CONTAINERS
+        for key in _CONTAINER_LISTS
     }
     return {**spec, **containers}
 
@@ -329,7 +329,7 @@ def parse_nodes(text: str, number: int, models: Sequence[str], classify_card: Ca
     models: the existing models; `Tesla-T4` may stand for a model with blanks in its name.
     """
     field = f"{_ADD_NODES_OPTION} {text}"
-    match = _NODES.fullmatch(text)
+    match = _NODES_PATTERN.fullmatch(text)
     if match is None:
         remedy = "write NODES x GPUS x MODEL : MIB, for example 4x8xTesla-T4:16384,cpu=64,memory=256Gi"
         raise InvalidRequest(field, "cannot be read", remedy)

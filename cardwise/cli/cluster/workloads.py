@@ -17,7 +17,7 @@ from cardwise.kube.client import KubeClient
 
 POD: Final = "pod"
 _APPS, _BATCH = "/apis/apps/v1", "/apis/batch/v1"
-_PATHS: Final[Mapping[str, tuple[str, str]]] = {
+_PATH_BY_KIND: Final[Mapping[str, tuple[str, str]]] = {
     "deployment": (_APPS, "deployments"),
     "statefulset": (_APPS, "statefulsets"),
     "job": (_BATCH, "jobs"),
@@ -28,13 +28,13 @@ _PATHS: Final[Mapping[str, tuple[str, str]]] = {
 _KIND_BY_ABBREVIATION: Final[Mapping[str, str]] = {
     "po": POD, "deploy": "deployment", "sts": "statefulset", "cj": "cronjob", "rs": "replicaset", "ds": "daemonset",
 }  # fmt: skip
-KINDS: Final = (POD, *_PATHS)
+KINDS: Final = (POD, *_PATH_BY_KIND)
 _REPLACING_KINDS: Final = ("ReplicaSet", "StatefulSet", "ReplicationController")
 _CERTAINLY_REPLACING_KINDS: Final = (*_REPLACING_KINDS, "DaemonSet")
 _POD_NAME_SUFFIX: Final = re.compile(
     "([0-9]+-)?[a-z0-9]+"
 )  # the part that a controller appends to a pod's name: an index, a random suffix, or both
-_GATED: Final = "SchedulingGated"  # the reason of a condition that the API server writes
+_GATED_REASON: Final = "SchedulingGated"  # the reason of a condition that the API server writes
 _MAX_LISTED: Final = 5  # maximum number of finalizers that a sentence names
 _POD_CREATOR_KINDS: Final[Mapping[str, str]] = {
     "deployment": "replicaset",
@@ -83,7 +83,7 @@ def parse_kind(word: str) -> str | None:
 
 def read_workload(client: KubeClient, kind: str, namespace: str, name: str) -> Json | None:
     """Read a workload or a pod; None if it does not exist. Raises KubeError."""
-    path = paths.pods(namespace, name) if kind == POD else paths.namespaced(*_PATHS[kind], namespace, name)
+    path = paths.pods(namespace, name) if kind == POD else paths.namespaced(*_PATH_BY_KIND[kind], namespace, name)
     try:
         return client.get(path)
     except errors.NotFound:
@@ -95,7 +95,7 @@ def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
     namespace = manifest["metadata"]["namespace"]
     pod_creators: tuple[Json, ...] = (manifest,)
     if kind in _POD_CREATOR_KINDS:
-        api, plural = _PATHS[_POD_CREATOR_KINDS[kind]]
+        api, plural = _PATH_BY_KIND[_POD_CREATOR_KINDS[kind]]
         pod_creators = tuple(_filter_owned(client.list_objects(paths.namespaced(api, plural, namespace)), pod_creators))
     pods = tuple(_filter_owned(client.list_objects(paths.pods(namespace)), pod_creators))
     present_names = {pod["metadata"]["name"] for pod in pods}
@@ -256,7 +256,7 @@ def scheduler_message(pod: Json) -> str | None:
     condition: Json = next(
         (listed for listed in conditions if listed.get("type") == "PodScheduled" and listed.get("message")), {}
     )
-    was_gated = condition.get("reason") == _GATED and not (pod.get("spec") or {}).get("schedulingGates")
+    was_gated = condition.get("reason") == _GATED_REASON and not (pod.get("spec") or {}).get("schedulingGates")
     return None if was_gated or not condition else str(condition["message"])
 
 

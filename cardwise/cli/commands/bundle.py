@@ -24,15 +24,15 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-HIDDEN: Final = "(left out)"
+HIDDEN_TEXT: Final = "(left out)"
 _LOG_LINES: Final = 2000
 _APPS: Final = "/apis/apps/v1"
 _PARTS_QUERY: Final = {"labelSelector": "app.kubernetes.io/name=cardwise"}  # the label of every object of the chart
 _NOISY_ANNOTATIONS: Final = ("kubectl.kubernetes.io/last-applied-configuration",)
 _OWN_VARIABLE_PREFIXES: Final = ("CARDWISE_", names.GPUSHARE_PREFIX, *names.ENV_LIMIT_PREFIXES)
-_CONTAINERS: Final = ("containers", "initContainers", "ephemeralContainers")
+_CONTAINER_LISTS: Final = ("containers", "initContainers", "ephemeralContainers")
 _OWN_DOMAINS: Final = frozenset(key.partition("/")[0] for key in (names.API_VERSION, names.GPU_MEM, names.GROUP_NAME))
-_GPUSHARE: Final = ("ALIYUN_COM_", names.GPUSHARE_ALLOCATION)
+_GPUSHARE_ANNOTATION_PREFIXES: Final = ("ALIYUN_COM_", names.GPUSHARE_ALLOCATION)
 # The fields that are kept, separated by spaces.
 _METADATA_FIELDS: Final = """
     name namespace uid resourceVersion generation generateName labels ownerReferences finalizers
@@ -161,7 +161,7 @@ def _concerns_cardwise(pod: Json) -> bool:
         return True
     requested = {
         resource
-        for group in _CONTAINERS
+        for group in _CONTAINER_LISTS
         for container in pod["spec"].get(group) or ()
         for resource in (container.get("resources") or {}).get("limits") or ()
     }
@@ -180,7 +180,7 @@ def _redact_pod(pod: Json) -> Json:
     """Return a copy of a user's pod that has only the listed fields."""
     spec = pod["spec"]
     redacted = _select_fields(_SPEC_FIELDS, spec)
-    for group in _CONTAINERS:
+    for group in _CONTAINER_LISTS:
         if group in spec:
             redacted[group] = [_redact_container(part) for part in spec[group] or ()]
     if "volumes" in spec:
@@ -206,7 +206,7 @@ def _select_fields(field_names: str, manifest: Json) -> Json:
 
 def _redact_container(container: Json) -> Json:
     redacted = _select_fields(_CONTAINER_FIELDS, container) | {
-        key: HIDDEN for key in _HIDDEN_FIELDS if key in container
+        key: HIDDEN_TEXT for key in _HIDDEN_FIELDS if key in container
     }
     if "env" in container:
         redacted["env"] = [_redact_variable(variable) for variable in container["env"] or ()]
@@ -217,12 +217,12 @@ def _redact_variable(variable: Json) -> Json:
     """Return the variable with its source, but hide its value, unless it is a variable of Cardwise."""
     if "value" not in variable or _is_own_variable(variable):
         return variable
-    return variable | {"value": HIDDEN}
+    return variable | {"value": HIDDEN_TEXT}
 
 
 def _redact_volume(volume: Json) -> Json:
     """Return the volume with its name and its type, such as csi, and hide the parameters."""
-    return {key: content if key == "name" else HIDDEN for key, content in volume.items()}
+    return {key: content if key == "name" else HIDDEN_TEXT for key, content in volume.items()}
 
 
 def _redact_status(status: Json) -> Json:
@@ -244,13 +244,13 @@ def _redact_container_status(container: Json) -> Json:
     for key in ("state", "lastState"):
         for phase, state in (redacted.get(key) or {}).items():
             if "message" in (state or {}):
-                redacted[key] = {phase: state | {"message": HIDDEN}}
+                redacted[key] = {phase: state | {"message": HIDDEN_TEXT}}
     return redacted
 
 
 def _is_own_annotation(annotation: str) -> bool:
     """Whether the annotation is one of Cardwise, gpushare or gangs."""
-    return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _OWN_DOMAINS
+    return annotation.startswith(_GPUSHARE_ANNOTATION_PREFIXES) or annotation.partition("/")[0] in _OWN_DOMAINS
 
 
 def _is_own_variable(variable: Json) -> bool:

@@ -11,7 +11,10 @@ PROGRAM = "cardwise"
 # An environment variable of click: if it is set, the program prints completions for the shell that it names.
 _VARIABLE = "_CARDWISE_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
-_FILES, _NO_FILES = ":0", ":4"  # directives of kubectl's protocol: complete file names, complete no file names
+_COMPLETE_FILES, _COMPLETE_NO_FILES = (
+    ":0",
+    ":4",
+)  # directives of kubectl's protocol: complete file names, complete no file names
 
 
 _HELP = """Print the completion script of a shell for commands, options and GPUs.
@@ -44,7 +47,7 @@ def complete_for_kubectl(root: click.Command, words: Sequence[str]) -> str:
     completions = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(complete_words, incomplete_word)
     has_files = any(entry.type != "plain" for entry in completions)
     lines = [_format_completion(entry) for entry in completions if entry.type == "plain"]
-    return "\n".join([*lines, _FILES if has_files else _NO_FILES])
+    return "\n".join([*lines, _COMPLETE_FILES if has_files else _COMPLETE_NO_FILES])
 
 
 def _format_completion(entry: CompletionItem) -> str:

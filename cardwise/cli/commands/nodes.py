@@ -14,7 +14,7 @@ from cardwise.cli import console, options
 from cardwise.cli.cluster import cordons, liveworkload, nodestates, published, visible
 from cardwise.cli.render import inspecttable, printing, tables, visibletable
 from cardwise.core.api import names
-from cardwise.core.api.cards import POSITION
+from cardwise.core.api.cards import POSITION_BITS
 from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Memory
     from cardwise.core.placement.scored.shapes import RequestSize
 
-_ALL = "CLUSTER"  # the name in the row of the whole cluster; no node can have this name
+_CLUSTER_ROW_NAME = "CLUSTER"  # the name in the row of the whole cluster; no node can have this name
 _OPTIONAL_COLUMNS = ("PODS", "FRAGMENTED(MiB)")  # columns that are left out on a narrow terminal
 
 
@@ -196,7 +196,7 @@ def _read_requests(
         if asks:
             return asks, "learned", None
     held_requests = fragmentation.count_requests(
-        holding for holding in cluster_state.ledger.holdings() if holding.namespace != clusterstate.OTHERS
+        holding for holding in cluster_state.ledger.holdings() if holding.namespace != clusterstate.OTHER_NAMESPACES
     )
     if held_requests:
         return (
@@ -217,7 +217,7 @@ def _summarize_node(cluster_state: ClusterState, state: NodeState, memory: "Memo
         unhealthy=tuple(str(card.index) for card in state.cards if not card.healthy),
         cordoned=_cordoned_cards(state),
         empty=sum(state.is_empty(i) for i in range(len(state.cards))),
-        largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
+        largest=max(0, ascending[-1] >> POSITION_BITS) if ascending else 0,
         pods=sum(bool(holding.assignment.containers) for holding in cluster_state.ledger.holdings(state.name)),
         mps=(),
         isolation=(),
@@ -228,7 +228,7 @@ def _summarize_node(cluster_state: ClusterState, state: NodeState, memory: "Memo
 
 def _summarize_all(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummary:
     return NodeSummary(
-        name=_ALL,
+        name=_CLUSTER_ROW_NAME,
         models=tuple(sorted({model for node in nodes for model in node.models})),
         cards=sum(node.cards for node in nodes),
         unhealthy=tuple(f"{node.name}/{index}" for node in nodes for index in node.unhealthy),

@@ -190,7 +190,9 @@ def check_gpu_nodes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     if labelled_nodes:
         text = f"{finding.name_nodes(labelled_nodes)} with a GPU label: Cardwise's DaemonSets would run there"
         yield Finding("nodes", Severity.OK, text)
-    label_command = shellcommand.command("kubectl label node NODE {label:text}", label=f"{gpunodes.PRESENT}=true")
+    label_command = shellcommand.command(
+        "kubectl label node NODE {label:text}", label=f"{gpunodes.GPU_PRESENT_LABEL}=true"
+    )
     label_remedy = f"{label_command}, or set nodes.selector to a label that they have"
     if offering_nodes:
         offer_verb, has_verb = ("offers", "has") if len(offering_nodes) == 1 else ("offer", "have")

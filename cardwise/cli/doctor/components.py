@@ -24,7 +24,7 @@ from cardwise.kube.pods.budgets import parse_conditions
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 
 _EXTENDER: Final = "cardwise-extender"
-_PLUGIN: Final = "cardwise-deviceplugin"
+_DEVICE_PLUGIN: Final = "cardwise-deviceplugin"
 _DEFAULT_LEASE_SECONDS: Final = 15.0  # the duration of a Lease without leaseDurationSeconds
 # The device plugin repeats an event within this time while its cause lasts.
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
@@ -49,7 +49,7 @@ def is_installed(facts: Facts) -> bool | None:
         manifest["metadata"]["name"]
         for manifest in (*facts.mutating_webhooks, *facts.validating_webhooks, *facts.daemonsets)
     }
-    own_names = {names.WEBHOOK_CONFIGURATION, _PLUGIN}
+    own_names = {names.WEBHOOK_CONFIGURATION, _DEVICE_PLUGIN}
     if present_names & own_names or policies.list_own_policies(facts) or facts.cards:
         return True
     return (
@@ -299,7 +299,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
     if not facts.cards:
         remedy = (
             "check that the device plugin runs on the nodes with GPUs (nodes.selector), and see its log: "
-            f"{repairs.log_command(facts, f'daemonset/{_PLUGIN}')}"
+            f"{repairs.log_command(facts, f'daemonset/{_DEVICE_PLUGIN}')}"
         )
         text = "no GPU is known"
         plugins = _plugin_daemonsets(facts)
@@ -464,7 +464,7 @@ def _group_by_reason(cards: Iterable[Json], reason: Callable[[Json], str]) -> di
 
 def _plugin_daemonsets(facts: Facts) -> list[Json]:
     """Return the DaemonSet of the device plugin, if it exists."""
-    return [daemonset for daemonset in facts.daemonsets if daemonset["metadata"]["name"] == _PLUGIN]
+    return [daemonset for daemonset in facts.daemonsets if daemonset["metadata"]["name"] == _DEVICE_PLUGIN]
 
 
 def _pod_spec(daemonset: Json) -> Json:

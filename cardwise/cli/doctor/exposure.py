@@ -21,7 +21,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-CHECK: Final = "runtime"
+CHECK_NAME: Final = "runtime"
 _POLICY: Final = f"runtimeclasses.{names.GROUP}"
 _DEVICE_PLUGIN: Final = "cardwise-deviceplugin"
 _TIMEOUT_SECONDS: Final = 60.0
@@ -69,7 +69,7 @@ def check_exposure(
     if not probe_image:
         text = "not tested whether pods without a GPU request get one: no image for the test is known"
         yield Finding(
-            CHECK, Severity.NOTE, text, "give an image with a shell, which the nodes can pull, with --probe-image"
+            CHECK_NAME, Severity.NOTE, text, "give an image with a shell, which the nodes can pull, with --probe-image"
         )
         return
     for name, handler in [("", ""), *nvidia_runtimes(cluster_facts)]:  # "": the default runtime
@@ -136,9 +136,9 @@ def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
 
 def _explain_refusal(title: str, error: errors.KubeError) -> Finding:
     if _POLICY in error.message:
-        return Finding(CHECK, Severity.OK, f"a pod without a GPU request may not use {title.removeprefix('the ')}")
+        return Finding(CHECK_NAME, Severity.OK, f"a pod without a GPU request may not use {title.removeprefix('the ')}")
     text = f"not tested whether a pod without a GPU request gets one through {title}: {error.message}"
-    return Finding(CHECK, Severity.NOTE, text, "give a namespace in which you may create pods with -n")
+    return Finding(CHECK_NAME, Severity.NOTE, text, "give a namespace in which you may create pods with -n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _report_probe_results(
         if exposed_nodes:
             nodes_text = wording.enumerate_first(exposed_nodes, _MAX_LISTED)
             text = f"a pod without a GPU request gets GPUs through {title}: {nodes_text}"
-            yield Finding(CHECK, Severity.WARNING, text, runtime_class_remedy + remedy)
+            yield Finding(CHECK_NAME, Severity.WARNING, text, runtime_class_remedy + remedy)
     nodes_by_reason: dict[str, list[str]] = {}
     for node, probe_result in probe_results.items():
         if not probe_result.has_run:
@@ -232,7 +232,7 @@ def _report_probe_results(
         text = f"unknown whether pods without a GPU request get one through {title} on {nodes_text}"
         detail = f": Kubernetes reports about the test pod: {reason}" if reason else ""
         remedy = "check whether pods start there; give an image with a shell that the nodes have with --probe-image"
-        yield Finding(CHECK, Severity.NOTE, text + detail, remedy)
+        yield Finding(CHECK_NAME, Severity.NOTE, text + detail, remedy)
     closed_node_count = sum(
         probe_result.has_run and not card_files_by_node[node] for node, probe_result in probe_results.items()
     )
@@ -240,4 +240,4 @@ def _report_probe_results(
         text = (
             f"a pod without a GPU request gets none through {title} on {wording.pluralize(closed_node_count, 'node')}"
         )
-        yield Finding(CHECK, Severity.OK, text)
+        yield Finding(CHECK_NAME, Severity.OK, text)

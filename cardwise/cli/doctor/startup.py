@@ -21,7 +21,7 @@ from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.timestamps import parse_timestamp
 
-CHECK: Final = "components"
+CHECK_NAME: Final = "components"
 _CREATOR_KINDS: Final = ("DaemonSet", "ReplicaSet", "Job")
 _NAME_PREFIX: Final = "cardwise-"  # the prefix of the names of all objects of the chart
 _COMPONENT: Final = "app.kubernetes.io/component"
@@ -79,7 +79,7 @@ def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
         retry = workloads.retry_command(facts.cardwise_namespace, f"{kind.lower()} {name}")
         pauses = f"its controller waits longer after each failure, up to {_RETRY_MINUTES} minutes"
         remedy += f"{' &&' if remedy.startswith('kubectl') else '; then'} {retry} ({pauses})"
-        yield Finding(CHECK, Severity.PROBLEM, text, remedy)
+        yield Finding(CHECK_NAME, Severity.PROBLEM, text, remedy)
 
 
 def _has_too_few_pods(facts: Facts, kind: str, name: str) -> bool:
@@ -123,7 +123,7 @@ def check_scaled_down(facts: Facts) -> Iterator[Finding]:
         component = metadata["name"].removeprefix(_NAME_PREFIX)
         if component in ("webhook", "scheduler") and not desired_replicas(workload):
             text = f"Deployment {metadata['name']} is scaled to 0"
-            yield Finding(CHECK, Severity.PROBLEM, text, repairs.scale_command(facts, metadata["name"]))
+            yield Finding(CHECK_NAME, Severity.PROBLEM, text, repairs.scale_command(facts, metadata["name"]))
 
 
 def desired_replicas(deployment: Json) -> int:
@@ -149,7 +149,7 @@ def check_unready_pods(facts: Facts) -> Iterator[Finding]:
         level = Severity.WARNING if fault.component in ready_components else Severity.PROBLEM
         text = f"{_describe_pods(fault.component, pods)} {fault.state}"
         text += f": {fault.reason}" if fault.reason else ""
-        yield Finding(CHECK, level, text, _suggest_remedy(facts, fault, pods[0]))
+        yield Finding(CHECK_NAME, level, text, _suggest_remedy(facts, fault, pods[0]))
 
 
 def is_faulty(facts: Facts, component: str) -> bool:

@@ -12,10 +12,10 @@ from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.quantity import Unit
 
 _MAX_LISTED: Final = 3
-_PLUGIN: Final = "gpushare-device-plugin"
+_GPUSHARE_PLUGIN: Final = "gpushare-device-plugin"
 # gpushare's option, in the syntax of Go's package flag.
-_FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")
-_PODS: Final = f"pods.{names.GROUP}"  # the name of the webhook for pods, whose URL path contains the unit
+_UNIT_FLAG: Final = re.compile(r"(?<!\S)--?memory-unit(?:=|\s+)['\"]?(\w+)")
+_POD_WEBHOOK: Final = f"pods.{names.GROUP}"  # the name of the webhook for pods, whose URL path contains the unit
 _GIB_PATH: Final = "/gib"
 
 
@@ -34,7 +34,7 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
     gpushare_units = {
         name_of(daemonset): _gpushare_unit(daemonset)
         for daemonset in (*facts.daemonsets, *facts.other_daemonsets)
-        if _PLUGIN in daemonset["metadata"]["name"] and is_infrastructure(facts, daemonset)
+        if _GPUSHARE_PLUGIN in daemonset["metadata"]["name"] and is_infrastructure(facts, daemonset)
     }
     if own_unit is None and "mutating_webhooks" in facts.unread_kinds:
         return
@@ -73,7 +73,7 @@ def _configured_unit(configurations: Sequence[Json]) -> Unit | None:
     for configuration in configurations:
         for hook in configuration.get("webhooks") or ():
             client = hook.get("clientConfig") or {}
-            if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION and hook.get("name") == _PODS:
+            if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION and hook.get("name") == _POD_WEBHOOK:
                 path = str((client.get("service") or {}).get("path") or client.get("url") or "")
                 return Unit.GIB if path.endswith(_GIB_PATH) else Unit.MIB
     return None
@@ -87,5 +87,5 @@ def _gpushare_unit(daemonset: Json) -> Unit:
         for container in containers
         for word in (*(container.get("command") or ()), *(container.get("args") or ()))
     )
-    flags = _FLAG.findall(words)
+    flags = _UNIT_FLAG.findall(words)
     return Unit.MIB if flags and flags[-1] == Unit.MIB else Unit.GIB

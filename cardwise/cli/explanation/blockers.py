@@ -11,7 +11,7 @@ from typing import Final
 from cardwise.cli.cluster import nodestates, workloads
 from cardwise.cli.cluster.installation import Webhook
 from cardwise.cli.cluster.podevents import Event
-from cardwise.cli.cluster.podgroups import UNKNOWN, GangView
+from cardwise.cli.cluster.podgroups import UNKNOWN_PHASE, GangView
 from cardwise.cli.cluster.workloads import scheduler_message
 from cardwise.core.api import lookalikes, names, quotas, request
 from cardwise.core.api.request import PodRequest
@@ -156,7 +156,7 @@ def explain_not_rewritten(pod: Json, context: PodContext) -> str:
 def daemonset_node(pod: Json) -> str | None:
     """Return the node for which a DaemonSet created the pod; None for other pods."""
     required_affinity = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
-        nodeconstraints.REQUIRED
+        nodeconstraints.REQUIRED_AFFINITY_FIELD
     ) or {}
     fields = [
         expression
@@ -279,7 +279,7 @@ def explain_gang(view: GangView) -> list[str]:
     """Explain the gang's phase, and name its missing pods."""
     since = f" since {quote_unless_name(view.since)}" if view.since else ""
     counts_text = f"{len(view.members)} exist, {len(view.bound)} have a node"
-    state = f" ({quote_unless_name(view.phase)}{since})" if view.phase != UNKNOWN else ""
+    state = f" ({quote_unless_name(view.phase)}{since})" if view.phase != UNKNOWN_PHASE else ""
     lines = [f"Its gang {view.name} needs {view.minimum or 'an unknown number of'} pods: {counts_text}{state}."]
     if not view.minimum:
         lines.append(

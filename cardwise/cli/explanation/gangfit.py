@@ -5,7 +5,7 @@ from typing import Final
 
 from cardwise.cli.explanation.blockers import PodContext
 from cardwise.core.api import quotas
-from cardwise.core.api.quotas import NOTHING
+from cardwise.core.api.quotas import NO_CHARGE
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.preemption import explanation
@@ -96,6 +96,6 @@ def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], cluste
         lines += [
             f"Its gang cannot start: its {len(members)} waiting members request {limit.requested} {limit.unit} of "
             f"{quotas.title(entry)} together, and GPUQuota {quota.name} allows {limit.hard}."
-            for limit in quotas.exceeded_limits(entry, NOTHING, charge)
+            for limit in quotas.exceeded_limits(entry, NO_CHARGE, charge)
         ]
     return lines

@@ -109,4 +109,4 @@ def _substitute_suffix(pod: Json, pod_request: PodRequest, policy: str) -> str:
         (fitting.has_several_card_requests(pod_request), "it has several separate GPU requests"),
     )
     reason = next((text for applies, text in reasons if applies), None)
-    return f"; {policies.FALLBACK} decides in place of {policy}, since {reason}" if reason else ""
+    return f"; {policies.FALLBACK_POLICY} decides in place of {policy}, since {reason}" if reason else ""

@@ -541,8 +541,8 @@ def _describe_order(policy: str, score_by_node: Mapping[str, int] | None, settin
     if not policies.find_policy(policy).is_scored or score_by_node is not None:
         return policy
     if settings.note and not settings.workload:
-        return f"as {policies.FALLBACK} would; the data that {policy} has learned is unknown here"
-    return f"{policy} orders them as {policies.FALLBACK} would"
+        return f"as {policies.FALLBACK_POLICY} would; the data that {policy} has learned is unknown here"
+    return f"{policy} orders them as {policies.FALLBACK_POLICY} would"
 
 
 def _describe_card(card: explanation.CardView, status: ExtendedResourceStatus, demand: Isolation) -> str:

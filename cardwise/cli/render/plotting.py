@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.simulation.refusals import SIZES, RefusedPods
+from cardwise.simulation.refusals import SIZE_NAMES, RefusedPods
 
 # Points: progress of the run, allocated part, fragmented part, all in percent.
 Curve = Sequence[tuple[float, float, float]]
@@ -77,7 +77,9 @@ def _draw_lines(title: str, x_title: str, lines: Mapping[str, Sequence[tuple[flo
 
 
 def _draw_bars(refusals_by_policy: Mapping[str, Sequence[RefusedPods]]) -> bytes:
-    sizes = [size for size in SIZES if any(row.size == size for rows in refusals_by_policy.values() for row in rows)]
+    sizes = [
+        size for size in SIZE_NAMES if any(row.size == size for rows in refusals_by_policy.values() for row in rows)
+    ]
     chart = _import_pygal().Bar(
         title="Pods refused, in percent of the pods of the same size", x_title="GPUs requested", **_CHART_OPTIONS
     )

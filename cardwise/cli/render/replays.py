@@ -9,7 +9,7 @@ from typing import Any, Final
 from cardwise.cli.render import tables
 from cardwise.simulation.churn import ChurnResult
 from cardwise.simulation.fill import FillResult
-from cardwise.simulation.refusals import SIZES, RefusedPods
+from cardwise.simulation.refusals import SIZE_NAMES, RefusedPods
 from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.summary import ChurnSummary, FillSummary
 from cardwise.simulation.workload import SimulatedWorkload
@@ -69,8 +69,8 @@ def _refusals_table(refusals: Iterable[tuple[str, str, Sequence[RefusedPods]]]) 
     rows = []
     for trace, policy, refused in refusals:
         refused_by_size = {row.size: row for row in refused}
-        rows.append([trace, policy, *(_format_refused(refused_by_size.get(size)) for size in SIZES)])
-    heads = ["TRACE", "POLICY", *(size.upper() for size in SIZES)]
+        rows.append([trace, policy, *(_format_refused(refused_by_size.get(size)) for size in SIZE_NAMES)])
+    heads = ["TRACE", "POLICY", *(size.upper() for size in SIZE_NAMES)]
     return f"Pods refused in percent, by the number of GPUs requested:\n{tables.align_rows([heads, *rows])}"
 
 

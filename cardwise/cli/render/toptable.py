@@ -12,7 +12,7 @@ from cardwise.core.values import wording
 
 _BAR_WIDTH = 10  # characters of a bar
 _MAX_LISTED = 3  # maximum number of holders named in one line
-_UNKNOWN = "-"
+_UNKNOWN_TEXT = "-"
 _AMOUNT_HEADS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
 _MAX_NODE_WIDTH = 24  # maximum number of characters of a node's name on a narrow terminal
 _NARROW_HEADS = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
@@ -75,16 +75,16 @@ def _wide_row(card: CardUsage) -> list[str]:
     return [
         card.node,
         str(card.index),
-        card.model or _UNKNOWN,
+        card.model or _UNKNOWN_TEXT,
         draw_bar(card.granted or 0, card.total),
         format_percent(card.granted, card.total),
         _format_known(card.used),
         _format_known(card.granted),
         str(card.total),
-        _UNKNOWN if card.core is None else f"{card.core}%",
+        _UNKNOWN_TEXT if card.core is None else f"{card.core}%",
         _format_known(card.pods),
         describe_state(card),
-        card.isolation.memory if card.isolation is not None else _UNKNOWN,
+        card.isolation.memory if card.isolation is not None else _UNKNOWN_TEXT,
         _format_holders(card),
     ]
 
@@ -98,7 +98,7 @@ def draw_bar(part: int, whole: int) -> str:
 
 
 def format_percent(part: int | None, whole: int) -> str:
-    return _UNKNOWN if part is None or not whole else f"{part * 100 // whole}%"
+    return _UNKNOWN_TEXT if part is None or not whole else f"{part * 100 // whole}%"
 
 
 def describe_state(card: CardUsage) -> str:
@@ -112,8 +112,11 @@ def describe_state(card: CardUsage) -> str:
 def _format_holders(card: CardUsage) -> str:
     """Format the pods on the card, each with its memory in the form `used/granted`."""
     if card.holders is None:
-        return _UNKNOWN
-    return wording.enumerate_first([_format_holder(holder) for holder in card.holders], _MAX_LISTED, "pod") or _UNKNOWN
+        return _UNKNOWN_TEXT
+    return (
+        wording.enumerate_first([_format_holder(holder) for holder in card.holders], _MAX_LISTED, "pod")
+        or _UNKNOWN_TEXT
+    )
 
 
 def _format_holder(holder: Holder) -> str:
@@ -125,7 +128,7 @@ def _format_holder(holder: Holder) -> str:
 
 
 def _format_known(amount: int | None) -> str:
-    return _UNKNOWN if amount is None else str(amount)
+    return _UNKNOWN_TEXT if amount is None else str(amount)
 
 
 def as_json(all_nodes: Sequence[NodeUsage], shown_nodes: Sequence[NodeUsage], notes: Sequence[str]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.values.quantity import MiB, Percent
 
 FULL_CORE = Percent(100)  # of one card's SMs
-POSITION = 10  # the number of bits for a card's position in a `card_code`: a node has at most 1024 cards
-PLACE = (1 << POSITION) - 1  # the mask of these bits
+POSITION_BITS = 10  # the number of bits for a card's position in a `card_code`: a node has at most 1024 cards
+POSITION_MASK = (1 << POSITION_BITS) - 1  # the mask of these bits
 
 
 def card_code(free: int, position: int = 0) -> int:
     """A card as one integer that sorts by free MiB, then by position in the node's lists."""
-    return free << POSITION | position
+    return free << POSITION_BITS | position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

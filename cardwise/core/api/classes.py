@@ -22,7 +22,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB, Percent
 from cardwise.core.values.wording import quote_text
 
-KIND = "nvidia-gpu"  # the value of the label `kind` of all GPUs; other devices have other values
+GPU_KIND = "nvidia-gpu"  # the value of the label `kind` of all GPUs; other devices have other values
 _KIND_LABEL, _MODEL_LABEL = "kind", "model"
 
 # Cardwise's own spelling first, then the spellings of old proposals for ResourceClass
@@ -95,7 +95,7 @@ class Classifier:
         selected_values = tuple(map(labels.get, self._keys))
         names_of_classes = self._classes_by_labels.get(selected_values)
         if names_of_classes is None:
-            other = labels.get(_KIND_LABEL, KIND) != KIND
+            other = labels.get(_KIND_LABEL, GPU_KIND) != GPU_KIND
             names_of_classes = frozenset(
                 resource_class.name
                 for resource_class in self._classes
@@ -150,7 +150,7 @@ def labels(
     memory: MiB = MiB(0),
     properties: Mapping[str, str],
     own: Mapping[str, str],
-    kind: str = KIND,
+    kind: str = GPU_KIND,
 ) -> dict[str, str]:
     """The labels that selectors see on a card or on another device; keys in lower case. A device that is not a GPU has
     no label for memory.
@@ -164,7 +164,7 @@ def labels(
     all_labels |= {
         _KIND_LABEL: kind, "model": model, "node": node, "hostname": node, "index": str(index), "uuid": uuid,
     }  # fmt: skip
-    return all_labels | {"memory": f"{memory}Mi"} if kind == KIND else all_labels
+    return all_labels | {"memory": f"{memory}Mi"} if kind == GPU_KIND else all_labels
 
 
 def max_shares(mem: MiB, resource_class: ResourceClass) -> int:
@@ -242,12 +242,12 @@ def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
 def _selects_other_devices(selector: Selector, field: str) -> bool:
     """Whether the selector selects devices other than GPUs. Raises InvalidRequest if it selects both."""
     kinds = frozenset().union(*map(_selected_kinds, selector.alternatives))
-    other_kinds = kinds - {KIND}
-    if other_kinds and KIND in kinds:
+    other_kinds = kinds - {GPU_KIND}
+    if other_kinds and GPU_KIND in kinds:
         raise InvalidRequest(
             field,
             f"selects GPUs and other devices ({', '.join(sorted(other_kinds))}), which cannot be in one class",
-            f"write a class for each, and name the kind in every alternative; without a kind it selects {KIND}",
+            f"write a class for each, and name the kind in every alternative; without a kind it selects {GPU_KIND}",
         )
     return bool(other_kinds)
 
@@ -257,7 +257,7 @@ def _selected_kinds(conditions: Iterable[Expression]) -> frozenset[str]:
     kinds_by_condition = [
         condition.texts for condition in conditions if (condition.key, condition.operator) == (_KIND_LABEL, "In")
     ]
-    return frozenset.intersection(*kinds_by_condition) if kinds_by_condition else frozenset({KIND})
+    return frozenset.intersection(*kinds_by_condition) if kinds_by_condition else frozenset({GPU_KIND})
 
 
 def _check_fields(mapping: Mapping[str, Any], fields: Iterable[str], field: str, noun: str) -> None:

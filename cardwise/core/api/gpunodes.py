@@ -11,7 +11,7 @@ from cardwise.core.values import quantity
 
 # The labels that mean that a node has an NVIDIA GPU, each with the values that mean it; () is any value. NVIDIA's GPU
 # Operator and GPU feature discovery, node-feature-discovery, GKE, EKS and AKS write these labels.
-LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+GPU_NODE_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "nvidia.com/gpu.present": ("true",),
     "feature.node.kubernetes.io/pci-10de.present": ("true",),
     "feature.node.kubernetes.io/pci-0302_10de.present": ("true",),
@@ -20,7 +20,9 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "k8s.amazonaws.com/accelerator": (),
     "kubernetes.azure.com/accelerator": ("nvidia",),
 }
-PRESENT: Final = "nvidia.com/gpu.present"  # the label that administrators set if no component labels the nodes
+GPU_PRESENT_LABEL: Final = (
+    "nvidia.com/gpu.present"  # the label that administrators set if no component labels the nodes
+)
 
 # The resources of NVIDIA's device plugin. With time-slicing or MPS it can offer shares as nvidia.com/gpu.shared. Slices
 # of MIG do not count: Cardwise leaves cards in MIG mode out.
@@ -29,7 +31,7 @@ _NVIDIA_RESOURCES: Final = (names.NVIDIA_GPU, f"{names.NVIDIA_GPU}.shared")
 # While NVIDIA's GPU Operator replaces a node's driver, no program may use the kernel module. By label, the value that
 # means that programs must stop using it: the driver manager's label (GPU Operator 26.7 and later), and the upgrade
 # state (pkg/upgrade/consts.go of k8s-operator-libs) in which the node is drained and the driver's pod is restarted.
-UPGRADING: Final[Mapping[str, str]] = {
+UPGRADE_LABELS: Final[Mapping[str, str]] = {
     "nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade",
     "nvidia.com/gpu-driver-upgrade-state": "pod-restart-required",
 }
@@ -37,7 +39,7 @@ UPGRADING: Final[Mapping[str, str]] = {
 
 def is_labelled(labels: Mapping[str, str]) -> bool:
     """Whether the node's labels mean that it has an NVIDIA GPU."""
-    return any(key in labels and (not allowed or labels[key] in allowed) for key, allowed in LABELS.items())
+    return any(key in labels and (not allowed or labels[key] in allowed) for key, allowed in GPU_NODE_LABELS.items())
 
 
 def count_nvidia_gpus(capacity: Mapping[str, str]) -> int:
@@ -57,4 +59,4 @@ def nvidia_plugin_problem(nvidia_gpus: int) -> str | None:
 
 def upgrade_label(labels: Mapping[str, str]) -> str | None:
     """The label, as KEY=VALUE, by which the GPU Operator shows that it replaces the node's driver; None if absent."""
-    return next((f"{key}={state}" for key, state in UPGRADING.items() if labels.get(key) == state), None)
+    return next((f"{key}={state}" for key, state in UPGRADE_LABELS.items() if labels.get(key) == state), None)

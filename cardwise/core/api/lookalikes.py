@@ -69,10 +69,10 @@ _NAMESPACE_ANNOTATIONS: Final = (
 )  # fmt: skip
 _NAMESPACE_LABELS: Final = (names.DEFAULTS_LABEL, names.GPU_MEM_UNIT)
 # Vendors of other GPUs, by the ends of their domains.
-_VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
-_CORE: Final = names.GPU_CORE.removesuffix(".percentage")
+_OTHER_VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
+_CORE_RESOURCE_START: Final = names.GPU_CORE.removesuffix(".percentage")
 # By name, the name to suggest instead: for the short form of the core percentage and the internal name of whole cards.
-_FULL_NAMES: Final[Mapping[str, str]] = {_CORE: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
+_FULL_NAMES: Final[Mapping[str, str]] = {_CORE_RESOURCE_START: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
 # Resource names that suggest a GPU. The same pattern as the chart's `cardwise.cel.looksLikeGpu`: the API server calls
 # the webhook for objects with such a resource.
 _GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
@@ -97,7 +97,7 @@ def is_like_gpu(name: str) -> bool:
 def is_of_other_vendor(name: str) -> bool:
     """Whether the resource's domain belongs to a GPU vendor other than NVIDIA."""
     domain = name.partition("/")[0]
-    return any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _VENDORS)
+    return any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _OTHER_VENDORS)
 
 
 def suggest_resource(name: str, others: Iterable[str] = ()) -> str | None:
@@ -116,7 +116,7 @@ def suggest_resource(name: str, others: Iterable[str] = ()) -> str | None:
     if len(name) > _MAX_COMPARED_LENGTH:
         return None
     limit = max(_MIN_EDITS, len(name) // _LENGTH_PER_EDIT)
-    candidates = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE, *select_alike(name, others))
+    candidates = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE_RESOURCE_START, *select_alike(name, others))
     nearest = _choose_nearest(candidates, limit, partial(_name_distance, name))
     return _FULL_NAMES.get(nearest, nearest) if nearest is not None else None
 

@@ -19,22 +19,24 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text
 
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
-CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has the card's `CLIENTS` folder, read-only
+CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has the card's clients folder, read-only
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
 PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_ENV: Final = "CUDA_MPS_LOG_DIRECTORY"
 LIMIT_ENV: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 PERCENT_ENV: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
-PIPE: Final = "pipe"
-CLIENTS: Final = "clients"  # the folder that is mounted into containers: it has a link to the daemon's socket
-LOG: Final = "log"
-READY: Final = "ready"
-MODES: Final = "modes"
-UNAVAILABLE: Final = "unavailable"  # the note that containers may have started without MPS (`MpsState.UNAVAILABLE`)
-LOCK: Final = "manager.lock"
-NODE: Final = "node"
-CONTROL: Final = "control"  # the socket in the pipe folder
+PIPE_FOLDER: Final = "pipe"
+CLIENTS_FOLDER: Final = "clients"  # the folder that is mounted into containers: it has a link to the daemon's socket
+LOG_FOLDER: Final = "log"
+READY_FILE: Final = "ready"
+MODES_FILE: Final = "modes"
+UNAVAILABLE_FILE: Final = (
+    "unavailable"  # the note that containers may have started without MPS (`MpsState.UNAVAILABLE`)
+)
+LOCK_FILE: Final = "manager.lock"
+NODE_FOLDER: Final = "node"
+CONTROL_SOCKET: Final = "control"  # the socket in the pipe folder
 
 # Reasons that the device plugin writes into a card's status.
 MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
@@ -51,7 +53,7 @@ _VERSION = 1  # of the state file's format
 _UUID_PREFIX_LENGTH = 12  # characters of the UUID in a folder's name
 _DIGEST_LENGTH = 8  # characters of the UUID's digest in a folder's name
 # One entry of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, in the formats that drivers were observed to read correctly.
-_LIMIT = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")
+_LIMIT_PATTERN = re.compile(r"(\d+)=[1-9]\d*(?:[GM]B?|g)?")
 _LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS misreads or ignores other forms"
 
 
@@ -140,7 +142,7 @@ def folder(root: str, uuid: str) -> PurePosixPath:
 
 def node_daemon_folder(root: str) -> PurePosixPath:
     """The folder of the daemon that serves all cards of the node."""
-    return PurePosixPath(root) / NODE
+    return PurePosixPath(root) / NODE_FOLDER
 
 
 def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
@@ -151,7 +153,7 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
         )
     folders = [node_daemon_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
     for daemon_folder in folders:
-        pipe = daemon_folder / PIPE
+        pipe = daemon_folder / PIPE_FOLDER
         length = len(str(pipe).encode())
         if length > MAX_PIPE_LENGTH:
             raise InvalidRequest(
@@ -183,7 +185,7 @@ def check_limits(text: str) -> None:
     """Check a value of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT. Raises InvalidRequest if MPS would misread or ignore it."""
     ordinals = []
     for entry in text.split(","):
-        match = _LIMIT.fullmatch(entry)
+        match = _LIMIT_PATTERN.fullmatch(entry)
         if match is None:
             raise InvalidRequest(
                 LIMIT_ENV, f"{quote_text(entry)} in {quote_text(text)} is misread by MPS", _LIMIT_REMEDY

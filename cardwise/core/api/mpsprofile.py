@@ -8,9 +8,9 @@ from typing import Final, NamedTuple
 from cardwise.core.api.isolation import Isolation
 
 # Special values of a pod's user, and of the user whose pods a card serves. Other values are UIDs.
-IMAGE: Final = -1  # the image's user: unknown before the image is pulled, treated as the same user in all images
-MIXED: Final = -2  # more than one user
-OWN_USERS: Final = MIXED  # a pod with `hostUsers: false`: the same UID is another user on the node
+IMAGE_USER: Final = -1  # the image's user: unknown before the image is pulled, treated as the same user in all images
+MIXED_USERS: Final = -2  # more than one user
+OWN_USERS: Final = MIXED_USERS  # a pod with `hostUsers: false`: the same UID is another user on the node
 NO_USER: Final = -3  # a pod without MPS, which uses no daemon
 
 
@@ -45,9 +45,9 @@ class MpsClient(NamedTuple):
 
 
 # A deleted pod that only its node still reports: no pod may share MPS with it.
-UNKNOWN: Final = MpsClient(off=True, wants=True, user=MIXED)
+UNKNOWN_CLIENT: Final = MpsClient(off=True, wants=True, user=MIXED_USERS)
 # A holder of a card whose MPS settings are unknown: its memory counts, and all pods may share MPS with it.
-UNKNOWN_SETTINGS: Final = MpsClient(off=False, wants=False, user=NO_USER)
+CLIENT_WITH_UNKNOWN_SETTINGS: Final = MpsClient(off=False, wants=False, user=NO_USER)
 
 
 @lru_cache(maxsize=65_536)
@@ -56,7 +56,7 @@ def mps_client(isolation: Isolation, user: int) -> MpsClient:
     return MpsClient(off=not isolation.uses_mps, wants=isolation.uses_mps, user=user if isolation.uses_mps else NO_USER)
 
 
-COMMON: Final = mps_client(Isolation.ADVISORY, IMAGE)  # a pod without MPS settings
+COMMON_CLIENT: Final = mps_client(Isolation.ADVISORY, IMAGE_USER)  # a pod without MPS settings
 
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:
@@ -67,6 +67,6 @@ def user(pods: int | None, containers: Iterable[int | None]) -> int:
     """
     users = {pods if container_user is None else container_user for container_user in containers}
     if len(users) > 1:
-        return MIXED
+        return MIXED_USERS
     only = next(iter(users), pods)
-    return IMAGE if only is None else only
+    return IMAGE_USER if only is None else only

@@ -19,14 +19,14 @@ _MAX_TITLE_BYTES = 80  # bytes of an entry's title; the longest model name of NV
 
 # The amounts that a quota limits. For each: its name in `Charge`, `QuotaEntry` and `Headroom`, its field in a GPUQuota,
 # and its unit in messages.
-AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "gpus", "whole GPUs"))
+AMOUNT_FIELDS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "gpus", "whole GPUs"))
 
 # The keys of a ResourceQuota that count shares and whole cards. Shares do not count under the key of whole cards, and
 # whole cards do not count under the key of shares.
 SHARES = f"requests.{names.GPU_MEM}"
 WHOLE_CARDS = f"requests.{names.WHOLE_GPU}"
 
-_ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNTS))
+_ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNT_FIELDS))
 _SPEC_FIELDS = ("hard", "onExceed")
 _MAX_AMOUNT = 2**53  # the largest integer up to which all JSON readers are exact
 _AMOUNT_NOUNS = "one or more of shares, memoryMiB, gpus"
@@ -51,7 +51,7 @@ class Charge(NamedTuple):
         return Charge(self.shares - other.shares, self.memory - other.memory, self.cards - other.cards)
 
 
-NOTHING = Charge()
+NO_CHARGE = Charge()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
 
 def to_fields(amounts: Charge | QuotaEntry) -> dict[str, int]:
     """Amounts or limits as fields of a GPUQuota. Limits that are None are left out."""
-    fields = ((field, getattr(amounts, name)) for name, field, _ in AMOUNTS)
+    fields = ((field, getattr(amounts, name)) for name, field, _ in AMOUNT_FIELDS)
     return {field: amount for field, amount in fields if amount is not None}
 
 
@@ -224,11 +224,11 @@ def title(entry: QuotaEntry) -> str:
     return sanitize_message(entry.resource_class or entry.model, _MAX_TITLE_BYTES) or "all GPUs"
 
 
-def limits(entry: QuotaEntry, used: Charge, requested: Charge = NOTHING) -> list[Limit]:
+def limits(entry: QuotaEntry, used: Charge, requested: Charge = NO_CHARGE) -> list[Limit]:
     """Each limit of the entry, with used and requested amounts."""
     return [
         Limit(field, unit, getattr(used, name), limit, getattr(requested, name))
-        for name, field, unit in AMOUNTS
+        for name, field, unit in AMOUNT_FIELDS
         if (limit := getattr(entry, name)) is not None
     ]
 
@@ -250,7 +250,7 @@ def used_by_status(manifest: Mapping[str, Any]) -> dict[tuple[str, str], Charge]
     lines = status.get("used") if isinstance(status, dict) else None
     return {
         (str(line.get("class") or ""), str(line.get("model") or "")): Charge(
-            **{name: _as_count(line.get(field)) for name, field, _ in AMOUNTS}
+            **{name: _as_count(line.get(field)) for name, field, _ in AMOUNT_FIELDS}
         )
         for line in (lines if isinstance(lines, list) else ())
         if isinstance(line, dict)

@@ -101,7 +101,7 @@ class PodRequest:
     devices: tuple[DeviceRequest, ...] = ()
     priority: int = 0
     isolation: Isolation = Isolation.ADVISORY
-    user: int = mpsprofile.IMAGE
+    user: int = mpsprofile.IMAGE_USER
     peer_key: str | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 

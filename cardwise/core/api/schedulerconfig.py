@@ -14,7 +14,7 @@ from cardwise.core.api import names
 FAST_TIMEOUT = "1s"
 BIND_TIMEOUT = "300s"
 # The scores of kube-scheduler's own plugins sum to at most about 1,500 points; the extender's reach 100 x 10 x 10.
-WEIGHT = 100
+SCORE_WEIGHT = 100
 
 
 def extender_stanzas(
@@ -42,7 +42,7 @@ def extender_stanzas(
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         "preemptVerb": "preempt",
-        "weight": WEIGHT,
+        "weight": SCORE_WEIGHT,
         "httpTimeout": FAST_TIMEOUT,
         "managedResources": [
             {"name": names.GPU_MEM, "ignoredByScheduler": False},

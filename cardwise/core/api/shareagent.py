@@ -5,9 +5,9 @@ A module of its own, because the share agent must import as little as possible; 
 
 from typing import Final
 
-CONTAINER: Final = "cardwise-agent"  # the sidecar's name, by which the device plugin recognizes the sidecar
-CHOICE: Final = "cardwise.dev/share-agent"  # annotation of a pod: always, mps, never
-VOLUME: Final = "cardwise-share"
+CONTAINER_NAME: Final = "cardwise-agent"  # the sidecar's name, by which the device plugin recognizes the sidecar
+CHOICE_ANNOTATION: Final = "cardwise.dev/share-agent"  # annotation of a pod: always, mps, never
+VOLUME_NAME: Final = "cardwise-share"
 
 # Environment of the agent.
 ASSIGNMENT_ENV: Final = "CARDWISE_ASSIGNMENT"  # the pod's assignment, in the annotation's format
@@ -18,10 +18,10 @@ HOOK_ENV: Final = "CARDWISE_AGENT_HOOK"  # with any value, the agent installs th
 # Paths in the agent's container. An app container has at FOLDER only the folder that is named by the container's key.
 FOLDER: Final = "/run/cardwise/share"
 MPS_ROOT: Final = "/run/cardwise/node/mps"  # the folders of the pod's cards, named as on the node
-FILE: Final = "share.json"
-SOCKET: Final = "agent.sock"
-STARTED: Final = "started"  # a file that exists once PreStart let the pod start; only the node sees the file
-HOOK: Final = "python"  # next to the folders of the containers
+SHARE_FILE: Final = "share.json"
+SOCKET_FILE: Final = "agent.sock"
+STARTED_FILE: Final = "started"  # a file that exists once PreStart let the pod start; only the node sees the file
+HOOK_FOLDER: Final = "python"  # next to the folders of the containers
 
 METRICS_PORT: Final = 19477
 

@@ -17,7 +17,7 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.setcover import CoverEffort
 
-_EFFORT: Final = 10_000  # placements that the search of all plans tries: takes some seconds
+_MAX_TRIED_PLACEMENTS: Final = 10_000  # placements that the search of all plans tries: takes some seconds
 _MAX_FAILED_WAYS: Final = 1000  # sets of moves that the greedy search tries without success: takes some seconds
 _MAX_NODES: Final = 512  # nodes on which the greedy search looks for moves: those with the most free memory on a card
 
@@ -52,7 +52,7 @@ def plan(
     movables: Sequence[MovablePod],
     *,
     max_moves: int | None = None,
-    effort: int = _EFFORT,
+    effort: int = _MAX_TRIED_PLACEMENTS,
     cordon: bool = True,
 ) -> MovePlan:
     """Find the fewest moves, at most `max_moves`, after which the goal's pods fit. `world` is unchanged afterwards.

@@ -12,7 +12,7 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from cardwise.core.api.cards import PLACE, POSITION
+from cardwise.core.api.cards import POSITION_BITS, POSITION_MASK
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
@@ -20,10 +20,10 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
-_COUNTED: Final = 64  # nodes that are counted between two calls of the pace
+_NODES_BETWEEN_PACES: Final = 64  # nodes that are counted between two calls of the pace
 _MAX_SHAPES: Final = 256  # shapes whose counts are cached; for another shape all nodes are counted from the start
 _MAX_CHANGES: Final = 20_000  # node changes that are kept; with more, all shapes are counted from the start
-_UNLIMITED: Final = 1 << 30  # pods; more than fit on any node
+_UNLIMITED_PODS: Final = 1 << 30  # pods; more than fit on any node
 
 
 class MemberShape(NamedTuple):
@@ -197,13 +197,13 @@ class Capacities:
     def count_fitting_pods(self, shape: MemberShape, pace: Pace = lambda: None) -> int:
         """An upper bound of the pods of the shape that fit on all nodes.
 
-        pace: called before every `_COUNTED` nodes. If it raises, the next call continues the count.
+        pace: called before every `_NODES_BETWEEN_PACES` nodes. If it raises, the next call continues the count.
         """
         shape_count = self._counts_by_shape[shape] = self._updated_shape_count(shape)
         if len(self._counts_by_shape) > _MAX_SHAPES:
             del self._counts_by_shape[next(iter(self._counts_by_shape))]
         count_on = _card_counter(shape_count.card_requests, self._ledger)
-        at_once = max(1, _COUNTED // max(1, len(shape_count.card_requests)))
+        at_once = max(1, _NODES_BETWEEN_PACES // max(1, len(shape_count.card_requests)))
         while shape_count.uncounted_nodes:
             pace()
             for node in list(islice(shape_count.uncounted_nodes, at_once)):
@@ -267,7 +267,7 @@ class Capacities:
             count = min(count, free.cpu // load.cpu)
         if load.memory:
             count = min(count, free.memory // load.memory)
-        return max(0, min(count, free.pods // load.pods if load.pods else _UNLIMITED))
+        return max(0, min(count, free.pods // load.pods if load.pods else _UNLIMITED_PODS))
 
 
 _CardCounter = Callable[[NodeState], int]
@@ -282,7 +282,7 @@ def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _Card
     def count_fitting_pods(state: NodeState) -> int:
         return min(
             (_count_for_request(card_request, allowed, state) for card_request, allowed in typed_requests),
-            default=_UNLIMITED,
+            default=_UNLIMITED_PODS,
         )
 
     return count_fitting_pods
@@ -291,8 +291,10 @@ def _card_counter(card_requests: Iterable[CardRequest], ledger: Ledger) -> _Card
 def _count_for_request(card_request: CardRequest, allowed: frozenset[int] | None, state: NodeState) -> int:
     codes = state.codes_of_empty_cards() if card_request.whole else state.codes_fullest_first()
     if allowed is not None and not allowed >= state.kind_set:
-        codes = [code for code in codes if state.kinds[code & PLACE] in allowed]
+        codes = [code for code in codes if state.kinds[code & POSITION_MASK] in allowed]
     if card_request.whole:
         return len(codes) // card_request.cards
-    cards = sum((code >> POSITION) // card_request.mem for code in codes if code >> POSITION >= card_request.mem)
+    cards = sum(
+        (code >> POSITION_BITS) // card_request.mem for code in codes if code >> POSITION_BITS >= card_request.mem
+    )
     return cards // card_request.cards

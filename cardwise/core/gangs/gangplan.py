@@ -27,9 +27,9 @@ from typing import Final, NamedTuple, Protocol
 
 from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mpsprofile import COMMON
+from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.api.policies import NodeFacts, Policy
-from cardwise.core.api.quotas import NOTHING, Charge, Headroom
+from cardwise.core.api.quotas import NO_CHARGE, Charge, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.capacity import ShapeCapacity
 from cardwise.core.gangs.gangs import Member
@@ -45,9 +45,9 @@ _MAX_SCORED_NODES: Final = 500  # nodes that are scored for members of one kind
 _MAX_SEARCHED_NODES: Final = 128  # searched nodes, in total for all kinds with several card requests
 _MAX_WORK: Final = 1024  # the work of these searches, in card requests
 _MIN_SEARCHED_NODES: Final = 2  # nodes that are searched for each such member, even if that exceeds these limits
-_STEP_WORK: Final = 64  # card requests; the work between two calls of `pace`
-_STEPS: Final = 1024  # the effort of the searches of one plan, see `SearchEffort`
-_UNUSABLE: Final = -(1 << 62)  # lower than any score
+_WORK_BETWEEN_PACES: Final = 64  # card requests; the work between two calls of `pace`
+_SEARCH_STEPS: Final = 1024  # the effort of the searches of one plan, see `SearchEffort`
+_UNUSABLE_SCORE: Final = -(1 << 62)  # lower than any score
 
 Pace = Callable[[], object]
 
@@ -200,7 +200,7 @@ class _Inputs:
         self.ledger = ledger
         self.terms = terms
         self.pace = pace
-        self.effort = SearchEffort(_STEPS, reasons=False)
+        self.effort = SearchEffort(_SEARCH_STEPS, reasons=False)
         self._nodes = nodes
         self._steps_work = 0  # the work since the last call of the pace
         self._works: dict[PodRequest, int] = {}  # by request, the work to search one node
@@ -235,7 +235,7 @@ class _Inputs:
     def count_work(self, work: int) -> None:
         """Call after each search. `work`: the number of card requests, summed over the searched nodes."""
         self._steps_work += work
-        if self._steps_work >= _STEP_WORK:
+        if self._steps_work >= _WORK_BETWEEN_PACES:
             self._steps_work = 0
             self.pace()
 
@@ -354,7 +354,7 @@ class _Inputs:
 
     def _score_all(self, scorer: Scorer, nodes: Sequence[str], work: int) -> dict[str, int]:
         """The scores of the nodes that fit, in the order of their names. `work`: the work of scoring one node."""
-        scores, at_once = dict[str, int](), max(1, _STEP_WORK // work)
+        scores, at_once = dict[str, int](), max(1, _WORK_BETWEEN_PACES // work)
         for start in range(0, len(nodes), at_once):
             some_nodes = nodes[start : start + at_once]
             scores |= scorer.score_all(self.ledger, some_nodes)[0]
@@ -457,7 +457,7 @@ class _Queue:
         if not self._inputs.allowed(member, node) or not self._used.takes(node, member.load):
             return
         score = self._score(node)
-        if score != _UNUSABLE:
+        if score != _UNUSABLE_SCORE:
             self._changed[node] = score
             heapq.heappush(self._heap, (-score, node))
 
@@ -466,7 +466,7 @@ class _Queue:
         if scorer is None:
             return self._inputs.harm(node)
         score = scorer.score(self._used.state(node))
-        return _UNUSABLE if isinstance(score, Refusal) else score
+        return _UNUSABLE_SCORE if isinstance(score, Refusal) else score
 
 
 class _RankedQueue:
@@ -494,7 +494,7 @@ class _RankedQueue:
         request, scores, facts = self.kind.member.request, self._scores, self._inputs.terms.facts
         if not scores or request is None or facts is None or self._policy.rank_nodes is None:
             return None
-        self._inputs.count_work(_STEP_WORK)
+        self._inputs.count_work(_WORK_BETWEEN_PACES)
         rank = self._policy.rank_nodes(self._policy.label, _FactsWithPlan(facts(request.peer_key), self._used, request))
         return min(scores, key=lambda node: (rank(node), -scores[node], node))
 
@@ -563,7 +563,7 @@ class _PlannedNodes:
             if state_before is None:
                 raise AssertionError(node)  # the node was just searched for cards
             state = self._states[node] = state_before.copy()
-        state.add(assignment, member.request.mps_client if member.request is not None else COMMON, 1)
+        state.add(assignment, member.request.mps_client if member.request is not None else COMMON_CLIENT, 1)
 
 
 class _Attempt:
@@ -629,7 +629,7 @@ class _Attempt:
         if assignment is not None and state is not None:
             for share in assignment.shares():
                 kind = state.kind(share)
-                charges[kind] = charges.get(kind, NOTHING).add(quotas.charge(share))
+                charges[kind] = charges.get(kind, NO_CHARGE).add(quotas.charge(share))
         return charges
 
 

@@ -17,9 +17,9 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 
 MAX_MEMBERS: Final = 500  # members of a gang; each waits in a thread of its own until the last member has reached bind
-_BEFORE_ALL_TIMES: Final = ""  # sorts before every creation time
+_EARLIEST_CREATION_TIME: Final = ""  # sorts before every creation time
 MAX_REQUEST_KINDS: Final = 16  # different requests of a gang's pods; each needs a search of all nodes
-_SPELLINGS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
+_GANG_KEYS = (names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING)
 
 Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest rank goes first
 
@@ -57,7 +57,7 @@ def membership(pod: Json) -> Membership | None:
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     if group := (pod.get("spec") or {}).get("schedulingGroup"):
-        gang_key = next((spelling for spelling in _SPELLINGS if spelling in annotations or spelling in labels), None)
+        gang_key = next((spelling for spelling in _GANG_KEYS if spelling in annotations or spelling in labels), None)
         if gang_key is not None:
             raise InvalidRequest(
                 "spec.schedulingGroup",
@@ -251,6 +251,6 @@ def gang_rank(oldest: Member | None, highest: int, priority: int | None, key: st
     key: orders gangs that are otherwise equal.
     """
     if oldest is None:
-        return 0, 0, _BEFORE_ALL_TIMES, key
+        return 0, 0, _EARLIEST_CREATION_TIME, key
     queued = oldest.queue_priority if oldest.queue_priority is not None else priority or 0
     return -highest, -queued, oldest.created, key

@@ -2,8 +2,8 @@
 
 For a request for one card, a bisection finds the best card without checking every node. Cards are in groups, with one
 sorted list for each group: cards of the same kind, with the same MPS taints (`mpstaints`), and either all with or all
-without a share (`USED`). So a search reads only the lists of cards that the request may use. The outcome equals that of
-a search node by node (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
+without a share (`USED_TAINT`). So a search reads only the lists of cards that the request may use. The outcome equals
+that of a search node by node (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
 tests/property/test_mpstaints.py).
 """
 
@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from cardwise.core.placement.mpstaints import BITS
 
-USED: Final = 1 << BITS  # a taint: a card with a share is closed to requests for whole cards
-KIND: Final = BITS + 1  # the number of bits below the kind in a group
+USED_TAINT: Final = 1 << BITS  # a taint: a card with a share is closed to requests for whole cards
+KIND_SHIFT: Final = BITS + 1  # the number of bits below the kind in a group
 
-# An open card: free MiB, node, position in the node's lists, and the group: the kind, `USED` and the taints in one
-# integer.
-Entry = tuple[int, str, int, int]
+# An open card: free MiB, node, position in the node's lists, and the group: the kind, `USED_TAINT` and the taints in
+# one integer.
+IndexEntry = tuple[int, str, int, int]
 
 # Changes of a group above which a new list is made: each change alone moves up to 40,000 entries, for 0.01 ms.
 _MAX_MOVES = 128
@@ -34,10 +34,10 @@ class CardIndex:
     """The card index of one ledger. `Ledger.index` refreshes it before each use."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, list[Entry]] = {}  # by group
-        self._entries_by_node: dict[str, list[Entry]] = {}
+        self._entries: dict[int, list[IndexEntry]] = {}  # by group
+        self._entries_by_node: dict[str, list[IndexEntry]] = {}
 
-    def refresh(self, changed: Iterable[tuple[str, list[Entry]]]) -> None:
+    def refresh(self, changed: Iterable[tuple[str, list[IndexEntry]]]) -> None:
         """Replace the open cards of the changed nodes."""
         changes_by_group: dict[int, _Changes] = {}
         for name, entries in changed:
@@ -57,7 +57,7 @@ class CardIndex:
 
     def smallest(
         self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
-    ) -> Iterator[Entry]:
+    ) -> Iterator[IndexEntry]:
         """Yield cards of these nodes and kinds with at least `mem` MiB free, the fullest first; equally full cards by
         node and position.
 
@@ -68,7 +68,7 @@ class CardIndex:
 
     def largest(
         self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
-    ) -> Iterator[Entry]:
+    ) -> Iterator[IndexEntry]:
         """As `smallest`, but the emptiest first."""
         walks = [_downwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
@@ -77,18 +77,18 @@ class CardIndex:
         """By node, how many open cards have none of these taints. Nodes without such a card are left out."""
         return Counter(entry[1] for entries in self._chosen(None, untolerated) for entry in entries)
 
-    def _chosen_lists(self, kinds: Collection[int] | None, untolerated: int) -> Iterable[list[Entry]]:
+    def _chosen_lists(self, kinds: Collection[int] | None, untolerated: int) -> Iterable[list[IndexEntry]]:
         """The sorted lists of the groups, as one list if there are many groups."""
         groups = self._chosen(kinds, untolerated)
         return groups if len(groups) <= _MAX_MERGED else [sorted(chain.from_iterable(groups))]
 
-    def _chosen(self, kinds: Collection[int] | None, untolerated: int) -> Collection[list[Entry]]:
+    def _chosen(self, kinds: Collection[int] | None, untolerated: int) -> Collection[list[IndexEntry]]:
         if kinds is None and not untolerated:
             return self._entries.values()
         return [
             entries
             for number, entries in self._entries.items()
-            if not number & untolerated and (kinds is None or number >> KIND in kinds)
+            if not number & untolerated and (kinds is None or number >> KIND_SHIFT in kinds)
         ]
 
     def _change_group(self, group: int, changes: "_Changes") -> None:
@@ -107,19 +107,19 @@ class CardIndex:
 class _Changes(NamedTuple):
     """The changes of one group: entries to remove from its list, and entries to add."""
 
-    removed: list[Entry]
-    added: list[Entry]
+    removed: list[IndexEntry]
+    added: list[IndexEntry]
 
 
-def _change_many(entries: list[Entry], changes: _Changes) -> list[Entry]:
+def _change_many(entries: list[IndexEntry], changes: _Changes) -> list[IndexEntry]:
     """The sorted list with all changes. The parts between them are copied, and no entry of a part is read."""
-    remaining: list[Entry] = []
+    remaining: list[IndexEntry] = []
     start = 0
     for position in sorted(bisect_left(entries, entry) for entry in changes.removed):
         remaining += entries[start:position]
         start = position + 1
     remaining += entries[start:]
-    changed: list[Entry] = []
+    changed: list[IndexEntry] = []
     start = 0
     for entry in sorted(changes.added):
         position = bisect_left(remaining, entry, start)
@@ -129,13 +129,13 @@ def _change_many(entries: list[Entry], changes: _Changes) -> list[Entry]:
     return changed + remaining[start:]
 
 
-def _upwards(entries: list[Entry], mem: int, nodes: Collection[str]) -> Iterator[Entry]:
+def _upwards(entries: list[IndexEntry], mem: int, nodes: Collection[str]) -> Iterator[IndexEntry]:
     for i in range(bisect_left(entries, (mem,)), len(entries)):
         if entries[i][1] in nodes:
             yield entries[i]
 
 
-def _downwards(entries: list[Entry], mem: int, nodes: Collection[str]) -> Iterator[Entry]:
+def _downwards(entries: list[IndexEntry], mem: int, nodes: Collection[str]) -> Iterator[IndexEntry]:
     end = len(entries)
     while end and entries[end - 1][0] >= mem:
         start = bisect_left(entries, (entries[end - 1][0],))
@@ -145,5 +145,5 @@ def _downwards(entries: list[Entry], mem: int, nodes: Collection[str]) -> Iterat
         end = start
 
 
-def _emptiest_first(entry: Entry) -> tuple[int, str, int]:
+def _emptiest_first(entry: IndexEntry) -> tuple[int, str, int]:
     return -entry[0], entry[1], entry[2]

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, card_code
+from cardwise.core.api.cards import FULL_CORE, POSITION_BITS, POSITION_MASK, card_code
 from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.api.policies import Pick, PickCard
 from cardwise.core.api.quotas import Charge, Headroom
@@ -303,7 +303,7 @@ def choices(
         if new_headroom is not None and missing_cards == 1:
             yield score, [*chosen_before, i], new_headroom
         elif new_headroom is not None:
-            other_codes = [code for code in codes if code & PLACE != i]
+            other_codes = [code for code in codes if code & POSITION_MASK != i]
             later_choices = choices(
                 node,
                 other_codes,
@@ -317,7 +317,7 @@ def choices(
             for points, chosen, last_headroom in later_choices:
                 yield score + points, chosen, last_headroom
         card_key = equivalence_key(node, i)
-        codes = [code for code in codes if equivalence_key(node, code & PLACE) != card_key]
+        codes = [code for code in codes if equivalence_key(node, code & POSITION_MASK) != card_key]
 
 
 def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
@@ -331,7 +331,7 @@ def choose_card(node: NodeState, codes: Sequence[int], typed_request: TypedReque
         allowed_codes = codes
         if kinds is not None and not kinds >= node.kind_set:
             card_kinds = node.kinds
-            allowed_codes = [code for code in codes if card_kinds[code & PLACE] in kinds]
+            allowed_codes = [code for code in codes if card_kinds[code & POSITION_MASK] in kinds]
         pick = pick_card(allowed_codes, card_code(typed_request.card_request.mem)) if allowed_codes else None
         if pick is not None:
             return pick[0] - rank * _LEVEL_WEIGHT, pick[1]
@@ -342,11 +342,11 @@ def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:
     """The codes of the cards that are open to the card request, in ascending order. Memory and kind are not checked."""
     codes = node.codes_of_empty_cards() if card_request.whole else node.codes_fullest_first()
     if node.mps.may_close(card_request.untolerated, card_request.user):
-        codes = [code for code in codes if admits(node, code & PLACE, card_request)]
+        codes = [code for code in codes if admits(node, code & POSITION_MASK, card_request)]
     if card_request.whole:
         return codes
     if card_request.core or len(card_request.keys) > 1:
-        return [code for code in codes if has_capacity(node, code & PLACE, card_request)]
+        return [code for code in codes if has_capacity(node, code & POSITION_MASK, card_request)]
     return codes
 
 
@@ -388,7 +388,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         # A fast path for nodes whose cards are all open: it reads one packed array. The lists of integers of thousands
         # of nodes do not fit into the CPU cache.
         codes = node.codes
-        most_free = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
+        most_free = codes[-1] >> POSITION_BITS if codes and len(codes) == len(node.free) else max(node.free)
         if most_free < card_request.mem:
             return Refusal.NO_MEMORY
     kind_set = range(len(node.cards)) if allowed_codes is None else allowed_codes

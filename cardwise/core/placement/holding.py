@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.mpsprofile import COMMON, MpsClient
+from cardwise.core.api.mpsprofile import COMMON_CLIENT, MpsClient
 
-REPORTED: Final = "reported"  # the phase name of shares that a node still reports for a deleted pod
+REPORTED_PHASE: Final = "reported"  # the phase name of shares that a node still reports for a deleted pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Holding:
     node: str
     assignment: Assignment
     phase_name: str = ""
-    mps_client: MpsClient = COMMON
+    mps_client: MpsClient = COMMON_CLIENT
     charged: bool = True
 
     @property

@@ -12,7 +12,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.values.quantity import MiB
 
-UNKNOWN: Final = -1  # in place of the kind of a card that no node has reported
+UNKNOWN_KIND: Final = -1  # in place of the kind of a card that no node has reported
 
 _MAX_CACHED = 1024  # cached entries of each cache; a full cache is emptied
 # The maximum number of kinds in all entries of a cache together. Compromised nodes may report a kind for each card.
@@ -98,7 +98,7 @@ class CardKinds:
 
     def is_covered(self, number: int, entry: QuotaEntry) -> bool:
         """Whether the entry of a quota counts cards of this kind. Every entry counts unknown cards, to be safe."""
-        if number == UNKNOWN:
+        if number == UNKNOWN_KIND:
             return True
         kind = self._kinds[number]
         return entry.covers(kind.classes, kind.model)

@@ -29,12 +29,12 @@ from immutables import Map
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, Card
-from cardwise.core.api.quotas import NOTHING, Charge
-from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
+from cardwise.core.api.cards import FULL_CORE, POSITION_BITS, POSITION_MASK, Card
+from cardwise.core.api.quotas import NO_CHARGE, Charge
+from cardwise.core.placement.cardindex import KIND_SHIFT, USED_TAINT, CardIndex, IndexEntry
 from cardwise.core.placement.devices import Device, sort_devices
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
+from cardwise.core.placement.kinds import UNKNOWN_KIND, CardKind, CardKinds
 from cardwise.core.placement.memoryindex import MemoryIndex
 from cardwise.core.placement.nodesbyuuid import NodesByUuid
 from cardwise.core.placement.nodestate import NodeState, card_of
@@ -183,10 +183,10 @@ class Ledger:
         share's card, even if the node no longer has the card. Reports of other nodes do not count, because a
         compromised node could change the charges of other nodes' pods.
 
-        `UNKNOWN`, which every entry of a quota counts, if the node has not reported the card while a pod held it.
+        `UNKNOWN_KIND`, which every entry of a quota counts, if the node has not reported the card while a pod held it.
         """
         state = self._nodes.get(node)
-        return state.kind(share) if state is not None else UNKNOWN
+        return state.kind(share) if state is not None else UNKNOWN_KIND
 
     def used(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
         """The amounts that the namespace holds on the cards that a quota entry covers."""
@@ -310,15 +310,17 @@ class Ledger:
         for watched in self._watched:
             watched.add(name)
 
-    def _open_cards(self, name: str) -> list[Entry]:
+    def _open_cards(self, name: str) -> list[IndexEntry]:
         state = self._nodes.get(name)
         if state is None:
             return []
         groups = [
-            kind << KIND | (USED if clients else 0) | taints
+            kind << KIND_SHIFT | (USED_TAINT if clients else 0) | taints
             for kind, clients, taints in zip(state.kinds, state.clients, state.mps.taints, strict=True)
         ]
-        return [(code >> POSITION, name, i := code & PLACE, groups[i]) for code in state.codes_fullest_first()]
+        return [
+            (code >> POSITION_BITS, name, i := code & POSITION_MASK, groups[i]) for code in state.codes_fullest_first()
+        ]
 
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)
@@ -412,9 +414,9 @@ class Ledger:
             if not holding.charged:
                 continue
             charge = quotas.charge(share)
-            usage_before = usage.get(kind, NOTHING)
+            usage_before = usage.get(kind, NO_CHARGE)
             usage[kind] = usage_before.add(charge) if sign > 0 else usage_before.subtract(charge)
-            if usage[kind] == NOTHING:
+            if usage[kind] == NO_CHARGE:
                 del usage[kind]
         if usage:
             self._usage[holding.namespace] = usage

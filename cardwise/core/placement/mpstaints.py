@@ -12,7 +12,7 @@ from typing import Final
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.isolation import Isolation
-from cardwise.core.api.mpsprofile import MIXED, NO_USER, CardMps, MpsClient
+from cardwise.core.api.mpsprofile import MIXED_USERS, NO_USER, CardMps, MpsClient
 from cardwise.core.values.refusals import Refusal
 
 # Taints: each closes the card to some pods.
@@ -130,13 +130,13 @@ class CardTaints:
         if self.taints[i] & untolerated:
             return False
         owner = self.users[i]
-        return owner == ANY or user == NO_USER or (user != MIXED and owner in (FREE, user))
+        return owner == ANY or user == NO_USER or (user != MIXED_USERS and owner in (FREE, user))
 
     def is_closed_for_good(self, i: int, untolerated: int, user: int) -> bool:
         """Whether the card stays closed to a request that does not tolerate these taints and runs as `user`, even if
         all its pods end.
         """
-        return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (user == MIXED and self.users[i] != ANY)
+        return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (user == MIXED_USERS and self.users[i] != ANY)
 
     def blocking_shares(self, i: int, untolerated: int, user: int) -> Mapping[tuple[int, MpsClient], int]:
         """The shares that must end before the card is open to the request, by daemon and MPS client."""
@@ -216,4 +216,4 @@ def _tier_taints(card: Card) -> int:
 def _owner(users: set[int]) -> int:
     if not users:
         return FREE
-    return next(iter(users)) if len(users) == 1 else MIXED
+    return next(iter(users)) if len(users) == 1 else MIXED_USERS

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from immutables import Map
 
-_NOWHERE: tuple[str, ...] = ()
+_NO_NODES: tuple[str, ...] = ()
 _NO_SHARES: Map[str, int] = Map()
 
 
@@ -25,7 +25,7 @@ class NodesByUuid:
 
     def nodes(self, uuid: str) -> tuple[str, ...]:
         """The nodes that report the UUID, in the order of their names; usually one."""
-        return self._nodes.get(uuid, _NOWHERE)
+        return self._nodes.get(uuid, _NO_NODES)
 
     def shared(self) -> dict[str, tuple[str, ...]]:
         """The nodes of each UUID that several nodes report."""

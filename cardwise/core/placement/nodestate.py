@@ -8,17 +8,17 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.cards import FULL_CORE, PLACE, Card, card_code
+from cardwise.core.api.cards import FULL_CORE, POSITION_MASK, Card, card_code
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.placement import devices
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
+from cardwise.core.placement.kinds import UNKNOWN_KIND, CardKind, CardKinds
 from cardwise.core.placement.mpstaints import CardTaints
 from cardwise.core.values.quantity import MiB
 
 MAX_CLIENTS = 48  # MPS clients per card; the maximum before driver 590, used if no MPS manager reports another
-_CODE = "q"  # the type code of `card_code`s in arrays
+_CARD_CODE_TYPE = "q"  # the type code of `card_code`s in arrays
 
 
 class NodeState:
@@ -98,7 +98,7 @@ class NodeState:
         codes = self.codes
         if codes is None:
             free = self.free
-            codes = array(_CODE, sorted(card_code(free[i], i) for i in range(len(free)) if self.is_open(i)))
+            codes = array(_CARD_CODE_TYPE, sorted(card_code(free[i], i) for i in range(len(free)) if self.is_open(i)))
             self.codes = codes
         return codes
 
@@ -109,7 +109,10 @@ class NodeState:
             clients = self.clients
             least_code = card_code(1)
             ascending = self.codes_fullest_first()
-            codes = array(_CODE, [code for code in ascending if code >= least_code and not clients[code & PLACE]])
+            codes = array(
+                _CARD_CODE_TYPE,
+                [code for code in ascending if code >= least_code and not clients[code & POSITION_MASK]],
+            )
             self._empty_codes = codes
         return codes
 
@@ -123,7 +126,7 @@ class NodeState:
     def kind(self, share: CardShare) -> int:
         """The kind of the share's card, even if the node no longer has the card."""
         i = self.position(share)
-        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN)
+        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
 
     def count_share(self, share: CardShare, sign: int, client: MpsClient | None = None) -> int:
         """Add (sign 1) or remove (sign -1) a share.
@@ -141,7 +144,7 @@ class NodeState:
             if client is not None:
                 self.mps.count(i, client, sign)
         self.codes = self._empty_codes = None
-        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN)
+        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
 
     def add(self, assignment: Assignment, client: MpsClient, sign: int) -> None:
         """Add (sign 1) or remove (sign -1) all shares of a pod on this node."""
@@ -218,7 +221,7 @@ class NodeState:
         self.kind_set = frozenset(self.kinds)
         self.former_kinds = {}
         for share, kind in former:
-            if kind != UNKNOWN:
+            if kind != UNKNOWN_KIND:
                 self.record_kind_of(kinds, share, kinds.get(kind))
         for kind in kinds_before:  # last, so that a kind that remains in use does not end
             kinds.remove_card(kind)

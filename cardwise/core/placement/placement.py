@@ -15,7 +15,7 @@ from cardwise.core.api.policies import CardOrder
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
-from cardwise.core.placement.cardindex import USED, CardIndex, Entry
+from cardwise.core.placement.cardindex import USED_TAINT, CardIndex, IndexEntry
 from cardwise.core.placement.devices import GrantedDevices, WantedDevices
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds
 from cardwise.core.placement.ledger import Ledger
@@ -60,7 +60,7 @@ def place(
     limit: limits the search; None: no limit. Raises SearchTooLong.
     """
     scorer = Scorer(ledger.kinds, request, policy, headroom, limit=limit)
-    use_index = ledger.has_index and len(nodes) * _SMALL_FRACTION > len(
+    use_index = ledger.has_index and len(nodes) * _INDEX_MIN_FRACTION > len(
         ledger.nodes_by_name()
     )  # few nodes are checked faster than the index is walked
     if use_index and scorer.indexed:
@@ -116,7 +116,7 @@ def exceeded_together(
 
 # The reasons that are found for thousands of nodes in a few ms.
 _QUICK_REFUSALS: Final = frozenset({Refusal.NO_MEMORY, Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS})
-_SMALL_FRACTION: Final = 8  # the index is used only for more than 1 / _SMALL_FRACTION of all nodes
+_INDEX_MIN_FRACTION: Final = 8  # the index is used only for more than 1 / _INDEX_MIN_FRACTION of all nodes
 
 
 class _Names(Collection[str]):
@@ -150,7 +150,7 @@ class _Names(Collection[str]):
 
 
 _WALKS: Final[
-    Mapping[CardOrder, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[Entry]]]
+    Mapping[CardOrder, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[IndexEntry]]]
 ] = {CardOrder.FULLEST_FIRST: CardIndex.smallest, CardOrder.EMPTIEST_FIRST: CardIndex.largest}
 
 
@@ -216,7 +216,7 @@ class Scorer:
         plan = self._search_plan()
         card_request, levels, _ = plan.typed_requests[0]
         may_be_closed = self._may_be_closed_by_mps(ledger)
-        untolerated = (card_request.untolerated if may_be_closed else 0) | (USED if card_request.whole else 0)
+        untolerated = (card_request.untolerated if may_be_closed else 0) | (USED_TAINT if card_request.whole else 0)
         for _, kinds in levels:
             for _, name, position, _ in self._walk_index(
                 ledger.index(), card_request.mem or 1, nodes, kinds, untolerated
@@ -241,7 +241,7 @@ class Scorer:
         """
         if len(self._card_requests) != 1 or not self._takes_whole_cards:
             return nodes
-        cards, counts = self._card_requests[0].cards, ledger.index().count(USED)
+        cards, counts = self._card_requests[0].cards, ledger.index().count(USED_TAINT)
         return [name for name in nodes if counts.get(name, 0) >= cards]
 
     def is_exhausted_by_quotas(self) -> bool:

@@ -15,7 +15,7 @@ after 2 steps.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from cardwise.core.api.cards import POSITION
+from cardwise.core.api.cards import POSITION_BITS
 from cardwise.core.api.policies import PickCard
 from cardwise.core.placement.fitting import (
     CardRequest,
@@ -33,10 +33,14 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
-_STEPS: Final = 256  # cards that are tried for a pod on one node; with more, the pod counts as not fitting there
+_MAX_TRIED_CARDS: Final = (
+    256  # cards that are tried for a pod on one node; with more, the pod counts as not fitting there
+)
 _MAX_STEPS: Final = 4096  # cards that are tried for a pod on all nodes together; docs/measured.md has the time
 _EMPTY_NODE_EFFORT: Final = 8  # steps that count for a search of the node without its pods
-_FREE: Final = 8  # cards that a card request may try without steps, in addition to the number of cards it requests
+_FREE_TRIES: Final = (
+    8  # cards that a card request may try without steps, in addition to the number of cards it requests
+)
 
 # The checks of cards that count for the search of one node. With 8 cards it takes about as long.
 NODE_CHECKS: Final = 8
@@ -76,11 +80,11 @@ class SearchEffort:
 
     def limit_tries(self, free: int = 0) -> Callable[[], bool]:
         """Limit one search on one node. Returns a function that the search calls before it tries a card. The function
-        returns False once the search has taken `_STEPS` steps or the effort is spent.
+        returns False once the search has taken `_MAX_TRIED_CARDS` steps or the effort is spent.
 
         free: the number of tries, at the start, that do not count as steps.
         """
-        min_remaining = max(0, self.remaining - _STEPS)
+        min_remaining = max(0, self.remaining - _MAX_TRIED_CARDS)
 
         def may_try() -> bool:
             nonlocal free
@@ -178,7 +182,7 @@ def _choose_first(
     choices. Other nodes have few.
     """
     return choose(
-        node, typed_request, headroom, pick_card, effort.limit_tries(typed_request.card_request.cards + _FREE)
+        node, typed_request, headroom, pick_card, effort.limit_tries(typed_request.card_request.cards + _FREE_TRIES)
     )
 
 
@@ -209,7 +213,7 @@ def _lacks_memory(node: NodeState, typed_requests: Sequence[TypedRequest]) -> bo
         for typed_request in typed_requests
         if not typed_request.card_request.whole
     ]
-    free = [room for code in node.codes_fullest_first() if (room := code >> POSITION) > 0]
+    free = [room for code in node.codes_fullest_first() if (room := code >> POSITION_BITS) > 0]
     if sum(free) < sum(mem * cards for mem, cards in shares):
         return True
     for min_mem, _ in shares:

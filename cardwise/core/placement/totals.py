@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cardwise.core.api import quotas
 from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, Charge, GPUQuota, QuotaEntry
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
@@ -91,7 +91,7 @@ def _of_cards(ledger: Ledger, resource_class: ResourceClass, namespaces: Collect
             "usedMiB": sum(node.used[i] for node, i in of_class),
             "freeMiB": sum(node.free_mib(i) for node, i in of_class),
         },
-        users=tuple(sorted((user for user in charges if user[1] != NOTHING), key=lambda user: -user[1].memory)),
+        users=tuple(sorted((user for user in charges if user[1] != NO_CHARGE), key=lambda user: -user[1].memory)),
     )
 
 
@@ -156,7 +156,7 @@ def quota_entries(
         for entry in quota.entries if namespace in ("", quota.namespace) else ():
             charges = [(holding, charge(ledger, holding, entry)) for holding in by_namespace.get(quota.namespace, ())]
             holders = sorted(
-                (holder for holder in charges if holder[1] != NOTHING),
+                (holder for holder in charges if holder[1] != NO_CHARGE),
                 key=lambda holder: (-holder[1].memory, holder[0].name),
             )
             views.append(
@@ -183,7 +183,7 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
             continue
         used = quotas.used_by_status(manifest)
         for entry in quota.entries:
-            charge = used.get((entry.resource_class, entry.model), NOTHING)
+            charge = used.get((entry.resource_class, entry.model), NO_CHARGE)
             views.append(EntryView(quota=quota, entry=entry, used=charge, holders=()))
     return sorted(views, key=lambda view: (view.quota.namespace, view.quota.name))
 

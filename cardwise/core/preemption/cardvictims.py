@@ -28,7 +28,7 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
 from cardwise.core.preemption.setcover import Cover, CoverEffort, Victim
 
-Needs = Mapping[object, int]
+NeededAmounts = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
 # In steps of `CoverEffort`:
 _CARD_EFFORT: Final = 4  # the effort of trying a card
@@ -59,7 +59,7 @@ def find_cheapest_victims(
     plan: SearchPlan,
     candidates: Sequence[Victim],
     *,
-    needs: Needs,
+    needs: NeededAmounts,
     allowed: Mapping[str, int],
     is_valid: Callable[[Cover], bool],
     effort: CoverEffort,
@@ -133,7 +133,7 @@ class _CardChoice:
         plan: SearchPlan,
         candidates: Sequence[Victim],
         *,
-        needs: Needs,
+        needs: NeededAmounts,
         allowed: Mapping[str, int],
         is_valid: Callable[[Cover], bool],
         effort: CoverEffort,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cardwise.core.api.quotas import NOTHING, Charge, Headroom, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, Charge, Headroom, QuotaEntry
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import WantedDevices
@@ -403,7 +403,7 @@ def find_exceeding_charge(
 
     None if the pod does not exceed the entry.
     """
-    bound, loose = NOTHING, []
+    bound, loose = NO_CHARGE, []
     for card_request in card_requests:
         if ledger.kinds.is_class_covered(card_request.resource_class, headroom.entry):
             bound = bound.add(_min_charge(card_request, card_request.cards, headroom.entry, ledger))
@@ -422,13 +422,13 @@ def find_exceeding_charge(
 
 
 def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger: Ledger) -> Charge:
-    """A lower bound of the charge if this number of cards counts in the entry; `NOTHING` if the entry covers no card
+    """A lower bound of the charge if this number of cards counts in the entry; `NO_CHARGE` if the entry covers no card
     that the request may use.
     """
     sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
         _sizes(card_request, entry, ledger, empty=False)
     )
-    return card_request.charge(cards, min(sizes)) if sizes else NOTHING
+    return card_request.charge(cards, min(sizes)) if sizes else NO_CHARGE
 
 
 def _sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empty: bool) -> Iterator[int]:

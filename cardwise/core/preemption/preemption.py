@@ -79,7 +79,7 @@ class Preemptor:
     request: PodRequest | None
     load: Load
     priority: int
-    policy: str = policies.DEFAULT
+    policy: str = policies.DEFAULT_POLICY
     headroom: Sequence[Headroom] = ()
 
 

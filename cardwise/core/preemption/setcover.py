@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 EXCESS_COST: Final = 1 << 20  # the cost of one eviction beyond a budget, in victims
-_EFFORT: Final = 6_000  # steps of one search; takes about 5 ms
+_MAX_SEARCH_STEPS: Final = 6_000  # steps of one search; takes about 5 ms
 
 
 class Victim(NamedTuple):
@@ -55,7 +55,7 @@ class CoverEffort:
     remaining: negative after a search that exceeded it to find a first cover.
     """
 
-    def __init__(self, steps: int = _EFFORT) -> None:
+    def __init__(self, steps: int = _MAX_SEARCH_STEPS) -> None:
         self.remaining = steps
 
     @property

@@ -17,9 +17,13 @@ from cardwise.core.values.wording import quote_text
 MiB = NewType("MiB", int)
 Percent = NewType("Percent", int)
 
-_GRAMMAR = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?\d{1,3}))?", re.ASCII)
-_BINARY = {suffix: Fraction(1024**power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
-_DECIMAL = {
+_QUANTITY_PATTERN = re.compile(
+    r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])|[eE]([+-]?\d{1,3}))?", re.ASCII
+)
+_BINARY_SUFFIXES = {
+    suffix: Fraction(1024**power) for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)
+}
+_DECIMAL_SUFFIXES = {
     "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
     "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9),
     "T": Fraction(10**12), "P": Fraction(10**15), "E": Fraction(10**18),
@@ -63,7 +67,7 @@ class InvalidQuantity(ValueError):
 def parse(text: str | int) -> tuple[Fraction, bool]:
     """The value of a quantity, and whether it has a binary suffix (`Gi`). Raises InvalidQuantity."""
     text = str(text).strip()
-    match = _GRAMMAR.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    match = _QUANTITY_PATTERN.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
         raise InvalidQuantity(f"{quote_text(text, _MAX_LENGTH)} is not a quantity", "write an amount such as 2 or 8Gi")
     sign, digits, suffix, exponent = match.groups()
@@ -71,8 +75,8 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
     if exponent is not None:
         number *= Fraction(10) ** int(exponent)
     elif suffix is not None:
-        number *= _BINARY.get(suffix) or _DECIMAL[suffix]
-    return (-number if sign == "-" else number), suffix in _BINARY
+        number *= _BINARY_SUFFIXES.get(suffix) or _DECIMAL_SUFFIXES[suffix]
+    return (-number if sign == "-" else number), suffix in _BINARY_SUFFIXES
 
 
 def with_unit(text: str | int, unit: Unit) -> str:

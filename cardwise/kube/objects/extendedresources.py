@@ -26,7 +26,7 @@ MAX_CARDS_PER_NODE = 256  # cards and devices of a node that count; a compromise
 MAX_REPORTED_PER_CARD = 512  # reported shares of a card that count; far more than pods that fit on a node
 _UID = re.compile(names.POD_UID)
 _NO_CLASSES: frozenset[str] = frozenset()  # one shared object for tens of thousands of cards
-_TAKING = (MpsState.READY, MpsState.OFF)
+_MPS_STATES_THAT_TAKE_PODS = (MpsState.READY, MpsState.OFF)
 
 
 class Cordon(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -48,7 +48,7 @@ class ExtendedResourceSpec(Struct, rename="camel", frozen=True, gc=False):
     node: str
     index: int
     uuid: str
-    kind: str = classes.KIND
+    kind: str = classes.GPU_KIND
     model: str = ""
     memory_mib: int = field(default=0, name="memoryMiB")
     properties: dict[str, str] = {}
@@ -206,7 +206,7 @@ def _is_share(entry: object) -> bool:
 
 def is_other_device(resource: ExtendedResource) -> bool:
     """Whether the ExtendedResource is a device other than a GPU."""
-    return resource.spec.kind != classes.KIND
+    return resource.spec.kind != classes.GPU_KIND
 
 
 def labels_of(resource: ExtendedResource) -> dict[str, str]:
@@ -272,7 +272,10 @@ def mps_of_card(status: MpsStatus | None) -> CardMps | None:
     if status is None or status.state == MpsState.UNAVAILABLE:
         return None
     return _interned_mps(
-        status.state in _TAKING, status.mode == DaemonScope.NODE, status.multi_user, max(0, status.max_clients)
+        status.state in _MPS_STATES_THAT_TAKE_PODS,
+        status.mode == DaemonScope.NODE,
+        status.multi_user,
+        max(0, status.max_clients),
     )
 
 

@@ -61,7 +61,7 @@ def parse_conditions(selector: Mapping[str, Any]) -> tuple[LabelCondition, ...]:
 
 
 # In place of conditions that are too many to be checked: equal for all such budgets, so that they are compared quickly.
-_TOO_MANY: Final = (LabelCondition("", "Exists"),) * (MAX_CONDITIONS_PER_NAMESPACE + 1)
+_TOO_MANY_CONDITIONS: Final = (LabelCondition("", "Exists"),) * (MAX_CONDITIONS_PER_NAMESPACE + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
     selector = spec.get("selector")
     conditions = None if selector is None else parse_conditions(selector)
     if conditions is not None and _size(conditions) > MAX_CONDITIONS_PER_NAMESPACE:
-        conditions = _TOO_MANY
+        conditions = _TOO_MANY_CONDITIONS
     budget = Budget(metadata["namespace"], int(status.get("disruptionsAllowed") or 0), conditions)
     return f"{metadata['namespace']}/{metadata['name']}", budget
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import REQUIRED, NodeLabels
+from cardwise.kube.pods.nodeconstraints import REQUIRED_AFFINITY_FIELD, NodeLabels
 
 
 def other_constraint(pod: Json) -> str | None:
     """A constraint of the pod that only kube-scheduler checks, in a few words; None if there is none."""
     spec = pod.get("spec") or {}
     affinity = spec.get("affinity") or {}
-    if any((affinity.get(kind) or {}).get(REQUIRED) for kind in ("podAffinity", "podAntiAffinity")):
+    if any((affinity.get(kind) or {}).get(REQUIRED_AFFINITY_FIELD) for kind in ("podAffinity", "podAntiAffinity")):
         return "affinity to other pods"
     if any(
         constraint.get("whenUnsatisfiable") != "ScheduleAnyway"
@@ -33,7 +33,7 @@ def other_constraint(pod: Json) -> str | None:
 
 def count_conditions(spec: Json) -> int:
     """The number of conditions to check on each node for a pod with this spec. Tolerations are not counted."""
-    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED) or {}
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_AFFINITY_FIELD) or {}
     terms = required.get("nodeSelectorTerms") or ()
     expressions = [
         expression

@@ -9,7 +9,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.values import quantity
 from cardwise.kube.objects.pods import Container, PodSpec
 
-_SAME: Final = 65_536  # distinct loads that are cached
+_MAX_CACHED_LOADS: Final = 65_536  # distinct loads that are cached
 
 
 def load_of_pod(spec: PodSpec) -> Load:
@@ -51,7 +51,7 @@ def _cpu_and_memory(amounts: Mapping[str, str | int | float]) -> tuple[int, int]
     return _parse_cpu_milli(amounts.get("cpu", 0)), _parse_bytes(amounts.get("memory", 0))
 
 
-@lru_cache(maxsize=_SAME)
+@lru_cache(maxsize=_MAX_CACHED_LOADS)
 def _load(cpu: int, memory: int) -> Load:
     return Load(cpu, memory, 1)
 

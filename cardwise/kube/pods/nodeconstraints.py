@@ -9,11 +9,11 @@ from typing import Final, NamedTuple, Self
 
 from cardwise.core.values.decoded import Json
 
-HARD: Final = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
+HARD_TAINT_EFFECTS: Final = ("NoSchedule", "NoExecute")  # effects of taints that keep pods away
 _MAX_NUMBER_LENGTH: Final = 63  # characters of a number; Kubernetes' limit for a label's value
 _NUMBER: Final = re.compile("[+-]?[0-9]+")  # int() would also accept 1_000, spaces and digits of other scripts
 _INT64: Final = range(-(2**63), 2**63)
-REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+REQUIRED_AFFINITY_FIELD: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 class Taint(NamedTuple):
@@ -42,7 +42,9 @@ class NodeLabels(NamedTuple):
     def from_node(cls, node: Json) -> Self:
         """The labels and taints of a Node object."""
         taints = map(Taint.from_json, (node.get("spec") or {}).get("taints") or ())
-        return cls(node["metadata"].get("labels") or {}, tuple(taint for taint in taints if taint.effect in HARD))
+        return cls(
+            node["metadata"].get("labels") or {}, tuple(taint for taint in taints if taint.effect in HARD_TAINT_EFFECTS)
+        )
 
 
 class _Condition(NamedTuple):
@@ -148,7 +150,7 @@ class NodeConstraints(NamedTuple):
 def constraint_fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:
     """The arguments of `NodeConstraints.parse` from a pod's spec."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms")
+    required = (affinity.get(REQUIRED_AFFINITY_FIELD) or {}).get("nodeSelectorTerms")
     return spec.get("nodeSelector") or {}, required, spec.get("tolerations") or []
 
 

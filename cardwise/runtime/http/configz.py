@@ -14,9 +14,9 @@ from click.core import ParameterSource
 
 REDACTED = "<redacted>"
 
-_SECRET = re.compile(r"(?:^|_)(?:password|passphrase|token|credentials?|private_key)(?:$|_)")
-_USERINFO = re.compile(r"(?<=://)[^/@\s]*(?=@)")
-_SOURCES = {
+_SECRET_NAME_PATTERN = re.compile(r"(?:^|_)(?:password|passphrase|token|credentials?|private_key)(?:$|_)")
+_USERINFO_PATTERN = re.compile(r"(?<=://)[^/@\s]*(?=@)")
+_SOURCE_NAMES = {
     ParameterSource.COMMANDLINE: "flag",
     ParameterSource.ENVIRONMENT: "environment",
     ParameterSource.PROMPT: "flag",
@@ -35,7 +35,7 @@ def describe_options(context: click.Context) -> dict[str, Any]:
         flag = max(param.opts, key=len)
         options[flag] = {
             "value": REDACTED if _is_hidden(param, name) else _to_json(settings[name]),
-            "source": _SOURCES.get(source, "default") if source is not None else "default",
+            "source": _SOURCE_NAMES.get(source, "default") if source is not None else "default",
         }
     return dict(sorted(options.items()))
 
@@ -46,7 +46,7 @@ def encode_settings(settings: Mapping[str, Any]) -> bytes:
 
 
 def _is_hidden(param: click.Option, name: str) -> bool:
-    return param.hide_input or _SECRET.search(name) is not None
+    return param.hide_input or _SECRET_NAME_PATTERN.search(name) is not None
 
 
 def _to_json(setting: object) -> Any:
@@ -60,4 +60,4 @@ def _to_json(setting: object) -> Any:
         return sorted(plain) if isinstance(setting, set | frozenset) else plain
     if dataclasses.is_dataclass(setting) and type(setting).__str__ is object.__str__:
         return {part.name: _to_json(getattr(setting, part.name)) for part in dataclasses.fields(setting)}
-    return _USERINFO.sub(REDACTED, str(setting))
+    return _USERINFO_PATTERN.sub(REDACTED, str(setting))

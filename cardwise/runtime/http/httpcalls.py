@@ -20,16 +20,16 @@ import httptools
 
 # In the WSGI environ: the time when the first bytes of the call arrived, by the server's clock. The call may have
 # waited for a thread since then.
-ARRIVED: Final = "cardwise.arrived"
+ARRIVED_KEY: Final = "cardwise.arrived"
 # In the WSGI environ: a function that makes the server close the connection after the response.
-CLOSE: Final = "cardwise.close"
+CLOSE_KEY: Final = "cardwise.close"
 # In the WSGI environ, if the server has threads for calls that take long: the owner, if `move_long_call` has moved the
 # call to these threads; else None.
-LONG_OWNER: Final = "cardwise.long_owner"
+LONG_OWNER_KEY: Final = "cardwise.long_owner"
 # In the WSGI environ: whether the call may wait for minutes, because it runs on a thread of the slow address.
-SLOW: Final = "cardwise.slow"
+SLOW_KEY: Final = "cardwise.slow"
 # In the WSGI environ: the socket of the connection, to check whether the client is still connected.
-SOCKET: Final = "cardwise.socket"
+SOCKET_KEY: Final = "cardwise.socket"
 
 Environ = dict[str, Any]
 WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
@@ -50,7 +50,7 @@ _REQUEST_LINE: Final = re.compile(rb"[\r\n]*[A-Z]+ /[!\x22\x24-~]* HTTP/1\.[01]\
 # request had two of them, two parsers could use different ones.
 _SINGLE_HEADERS: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
 # The interim response that a client may await before it sends the body (RFC 9110, section 10.1.1).
-CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+CONTINUE_RESPONSE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Estimated bytes of memory, including the overhead of Python objects: of a call's environ, and of each header line.
 _CALL_BYTES: Final = 4_096
 _LINE_BYTES: Final = 256
@@ -276,13 +276,13 @@ def move_long_call(environ: Environ, owner: str) -> None:
     Raises TakesLong, which the application must not catch. Does nothing if the call already runs on these threads, or
     if the server has none.
     """
-    if environ.get(LONG_OWNER, "") is None:
+    if environ.get(LONG_OWNER_KEY, "") is None:
         raise TakesLong(owner)
 
 
 def is_abandoned(environ: Environ) -> bool:
     """Whether the client of the running call has closed its connection. Returns at once."""
-    connection = environ.get(SOCKET)
+    connection = environ.get(SOCKET_KEY)
     if connection is None:
         return False
     poll = select.poll()
@@ -336,11 +336,11 @@ def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> A
         path = call.environ["PATH_INFO"].encode("latin-1")
         call.environ["PATH_INFO"] = unquote_to_bytes(path).decode("latin-1")
     response = HttpResponse(last=call.last)
-    call.environ[CLOSE] = response.force_close
+    call.environ[CLOSE_KEY] = response.force_close
     try:
         parts = app(call.environ, response.start_response)
     except TakesLong as error:
-        call.environ[LONG_OWNER] = error.owner
+        call.environ[LONG_OWNER_KEY] = error.owner
         call.environ["wsgi.input"].seek(0)
         raise
     try:

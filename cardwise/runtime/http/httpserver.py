@@ -41,7 +41,7 @@ from cardwise.runtime.http.tlsconnection import TlsConnection
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
-_ROUND_SECONDS: Final = 0.25  # maximum seconds between two checks of expired connections
+_MAX_ROUND_SECONDS: Final = 0.25  # maximum seconds between two checks of expired connections
 # Maximum number of connections that are accepted in a round. The kernel delivers connections of all addresses in the
 # order of their arrival, so a probe waits until all earlier connections are accepted. Therefore nearly all waiting
 # connections are accepted at once: this takes a tenth of the time of reading and refusing their calls, which is done
@@ -55,9 +55,9 @@ _HANDSHAKE_SECONDS: Final = 0.002
 _ACCEPT_SECONDS: Final = 0.02
 _MIN_CHARGE: Final = 0.00005  # the minimum seconds that are charged for a step of the reading thread
 # RFC 8446, section 5.1: a TLS record has a head with type, version and length, and content of limited length, in bytes.
-_RECORD_HEAD: Final = 5
+_TLS_RECORD_HEAD_BYTES: Final = 5
 _MAX_RECORD: Final = 16_384
-_HANDSHAKE_RECORD: Final = 22
+_TLS_HANDSHAKE_RECORD_TYPE: Final = 22
 _READ_BYTES: Final = 65_536
 _MAX_READS: Final = 8  # maximum number of reads of one connection in a round
 # Seconds that a thread stays with a connection after a response, for the next call. kube-scheduler sends the calls for
@@ -77,13 +77,13 @@ _NO_CONNECTION_ERRORS: Final = frozenset({
 _STOP_SECONDS: Final = 2.0
 _STOP_ACCEPT_SECONDS: Final = 0.5  # maximum seconds for accepting the connections that wait at `stop`
 
-_DROPPED = prometheus_client.Counter(
+_DROPPED_CONNECTIONS = prometheus_client.Counter(
     "cardwise_http_dropped_connections_total",
     "Connections that the server closed or refused because their clients were too slow or too many.",
     ["reason"],
 )
 for _reason in ("handshake", "reading", "writing", "overload", "source", "memory"):
-    _DROPPED.labels(_reason)  # create each label now: otherwise its first increase would not be visible
+    _DROPPED_CONNECTIONS.labels(_reason)  # create each label now: otherwise its first increase would not be visible
 
 
 class ConnectionPhase(Enum):
@@ -220,7 +220,7 @@ class _Connection:
         self.poller: select.epoll | None = None
         self.readable: select.poll | None = None  # used by a thread that stays with the connection
         self.wanted_bytes = (
-            _RECORD_HEAD  # before TLS begins: the bytes after which the kernel reports the socket as readable
+            _TLS_RECORD_HEAD_BYTES  # before TLS begins: the bytes after which the kernel reports the socket as readable
         )
         self.tls: TlsConnection | None = None
 
@@ -246,7 +246,7 @@ class _Connection:
         if self.reader.call is None:
             raise TypeError(self.phase)
         environ = self.reader.call.environ
-        owner = environ.get(httpcalls.LONG_OWNER)
+        owner = environ.get(httpcalls.LONG_OWNER_KEY)
         if owner is None:
             owner = self.listener.call_owner(environ) if self.listener.call_owner is not None else ""
         return self.listener.route(environ), owner
@@ -277,7 +277,9 @@ class _Connection:
             return True
         self.reader.awaits_continue = False
         try:
-            return (self.tls or self.sock).send(memoryview(httpcalls.CONTINUE)) == len(httpcalls.CONTINUE)
+            return (self.tls or self.sock).send(memoryview(httpcalls.CONTINUE_RESPONSE)) == len(
+                httpcalls.CONTINUE_RESPONSE
+            )
         except OSError:
             return False
 
@@ -389,7 +391,7 @@ class HttpServer:
 
     def _poll_once(self) -> None:
         ready, listeners, handshakes = list[_Connection](), list[Listener](), False
-        for number, _ in self._poller.poll(_ROUND_SECONDS):
+        for number, _ in self._poller.poll(_MAX_ROUND_SECONDS):
             if (connection := self._connections.get(number)) is not None:
                 ready.append(connection)
             elif number == self._wake:
@@ -584,7 +586,7 @@ class HttpServer:
         source = httpcalls.client_network(address[0])
         client = self._clients.get(source) or _Client(self._clock)
         if len(client.connections) >= self._limits.source:
-            _DROPPED.labels("source").inc()
+            _DROPPED_CONNECTIONS.labels("source").inc()
             sock.close()
             return
         sock.setblocking(False)
@@ -592,13 +594,13 @@ class HttpServer:
         try:
             environ = httpcalls.shared_environ(address, sock.getsockname(), "https" if secure else "http")
             if secure:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _RECORD_HEAD)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _TLS_RECORD_HEAD_BYTES)
         except OSError:
             sock.close()  # the client has closed already
             return
-        environ |= {httpcalls.SOCKET: sock, httpcalls.SLOW: listener.slow}
+        environ |= {httpcalls.SOCKET_KEY: sock, httpcalls.SLOW_KEY: listener.slow}
         if listener.long:
-            environ[httpcalls.LONG_OWNER] = None
+            environ[httpcalls.LONG_OWNER_KEY] = None
         connection = _Connection(sock, source, client, listener, Reader(environ, self._limits.body))
         self._connections[sock.fileno()] = connection
         self._clients[source] = client
@@ -631,9 +633,9 @@ class HttpServer:
         never, needs no TLS object and no processing.
         """
         sock = connection.sock
-        head = sock.recv(_RECORD_HEAD, socket.MSG_PEEK)
-        wanted_bytes = _RECORD_HEAD
-        if head[:1] == bytes([_HANDSHAKE_RECORD]):  # OpenSSL rejects other records
+        head = sock.recv(_TLS_RECORD_HEAD_BYTES, socket.MSG_PEEK)
+        wanted_bytes = _TLS_RECORD_HEAD_BYTES
+        if head[:1] == bytes([_TLS_HANDSHAKE_RECORD_TYPE]):  # OpenSSL rejects other records
             wanted_bytes += min(int.from_bytes(head[3:]), _MAX_RECORD)
         # The kernel may report the socket with fewer bytes, after urgent data or without memory: then begin anyway.
         if wanted_bytes > connection.wanted_bytes and len(sock.recv(wanted_bytes, socket.MSG_PEEK)) < wanted_bytes:
@@ -785,7 +787,7 @@ class HttpServer:
         return connection.threads.cancel(connection.queued_call)
 
     def _drop(self, connection: _Connection, reason: str) -> None:
-        _DROPPED.labels(reason).inc()
+        _DROPPED_CONNECTIONS.labels(reason).inc()
         self._close(connection)
 
     def _close(self, connection: _Connection) -> None:
@@ -838,7 +840,7 @@ class HttpServer:
         call = connection.reader.call
         if call is None:
             raise TypeError(connection.phase)
-        call.environ[httpcalls.ARRIVED] = connection.arrived
+        call.environ[httpcalls.ARRIVED_KEY] = connection.arrived
         began = self._clock.now()
         try:
             answer = httpcalls.answer_call(self._app, call, lambda: not self._alive)

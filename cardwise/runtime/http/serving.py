@@ -219,12 +219,12 @@ class _Worker(Worker):  # type: ignore[misc]
         has_long = server.long_threads > 0
 
         def route(environ: Environ) -> CallThreads:
-            if environ.get(httpcalls.LONG_OWNER) is not None:
+            if environ.get(httpcalls.LONG_OWNER_KEY) is not None:
                 return long
             return prompt if environ["PATH_INFO"] in server.prompt else fast
 
         def route_slow(environ: Environ) -> CallThreads:
-            return slow if environ.get(httpcalls.LONG_OWNER) is None else long
+            return slow if environ.get(httpcalls.LONG_OWNER_KEY) is None else long
 
         listeners = [
             Listener(listening.sock, route, long=has_long, call_owner=server.call_owner) for listening in self.sockets

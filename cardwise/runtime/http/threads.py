@@ -24,7 +24,7 @@ from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.supervision import supervised_thread
 
 # Maximum number of threads that wait for the next call of their connection; at least two never wait so.
-_STAYING: Final = 16
+_MAX_STAYING_THREADS: Final = 16
 _MIN_CHARGE: Final = 0.0005  # the minimum seconds that are charged for a call
 
 
@@ -111,7 +111,7 @@ class CallThreads:
     """
 
     def __init__(self, name: str, max_threads: int, clock: Clock = SYSTEM) -> None:
-        self.staying = threading.Semaphore(max(0, min(_STAYING, max_threads - 2)))
+        self.staying = threading.Semaphore(max(0, min(_MAX_STAYING_THREADS, max_threads - 2)))
         self._name = name
         self._clock = clock
         self._max_threads = self._unstarted = max_threads

@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 # Clocks of nodes differ; a new certificate must be valid on all of them.
 _BACKDATE = timedelta(hours=1)
-_BEGIN = b"-----BEGIN CERTIFICATE-----"
+_PEM_BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
 class KeyPurpose(Enum):
@@ -106,9 +106,9 @@ def is_authority(certificate: x509.Certificate) -> bool:
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
     """Parse the certificates of a bundle. Unreadable blocks are left out."""
     certificates = []
-    for block in pem.split(_BEGIN)[1:]:
+    for block in pem.split(_PEM_BEGIN)[1:]:
         with contextlib.suppress(ValueError):
-            certificates.append(x509.load_pem_x509_certificate(_BEGIN + block))
+            certificates.append(x509.load_pem_x509_certificate(_PEM_BEGIN + block))
     return certificates
 
 

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 
 from cardwise.runtime.tls import rotation
 
-NAME = "cardwise_certificate_expiry_timestamp_seconds"
-_FILES = {"authority": rotation.BUNDLE, "server": rotation.SERVER_CERT, "client": rotation.CLIENT_CERT}
+METRIC_NAME = "cardwise_certificate_expiry_timestamp_seconds"
+_FILE_BY_LABEL = {"authority": rotation.BUNDLE, "server": rotation.SERVER_CERT, "client": rotation.CLIENT_CERT}
 
 
 class Expiry(Collector):
@@ -24,9 +24,9 @@ class Expiry(Collector):
 
     def collect(self) -> Iterator[Metric]:
         metric = GaugeMetricFamily(
-            NAME, "The expiry of the certificate, in seconds since 1970.", labels=["certificate"]
+            METRIC_NAME, "The expiry of the certificate, in seconds since 1970.", labels=["certificate"]
         )
-        for label, name in _FILES.items():
+        for label, name in _FILE_BY_LABEL.items():
             ends = _expiry_time(self._directory / name)
             if ends is not None:
                 metric.add_metric([label], ends)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-_CURRENT = "..data"
+_CURRENT_LINK = "..data"
 _READ_ATTEMPTS = 100
 
 
@@ -47,13 +47,13 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
         for name, content in files.items():
             _write_file(fresh / name, content, 0o600 if name.endswith(".key") else 0o644)
         _sync_directory(fresh)
-        _link(fresh.name, directory / _CURRENT)
+        _link(fresh.name, directory / _CURRENT_LINK)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
     for name in files:
         if not (directory / name).is_symlink():
-            _link(f"{_CURRENT}/{name}", directory / name)
+            _link(f"{_CURRENT_LINK}/{name}", directory / name)
     _sync_directory(directory)
     for path in directory.iterdir():
         # A broken link is a file name that the set no longer has.
@@ -67,7 +67,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
 def _link_target(directory: Path) -> Path | None:
     """The target of `..data`, whether or not it exists; None without the link."""
     with contextlib.suppress(FileNotFoundError):
-        return directory / (directory / _CURRENT).readlink()
+        return directory / (directory / _CURRENT_LINK).readlink()
     return None
 
 

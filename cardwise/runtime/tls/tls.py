@@ -24,7 +24,7 @@ from cardwise.runtime.tls.certstore import CertStore, DirStore, FilesWithVersion
 from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 
 __all__ = [
-    "INTERVAL",
+    "CHECK_INTERVAL_SECONDS",
     "CertStore",
     "CertificateChecks",
     "DirStore",
@@ -46,7 +46,7 @@ _SKEW_SECONDS = 60.0
 # Seconds between two checks. Renewals alone would allow longer intervals. But a deleted Secret is restored only by the
 # next check. A replica that starts before this check would create a new CA, which kube-scheduler would not trust until
 # kube-scheduler is restarted.
-INTERVAL = 3600.0
+CHECK_INTERVAL_SECONDS = 3600.0
 _EXTERNAL_INTERVAL = 2.0
 _MAX_WAIT_SECONDS = 30.0  # maximum seconds for which a certificate is held back because clients do not know its CA
 
@@ -128,7 +128,7 @@ class Rotator(CertificateChecks):
         lifetimes: Lifetimes | None = None,
         *,
         on_bundle: Callable[[bytes], None] | None = None,
-        interval: float = INTERVAL,
+        interval: float = CHECK_INTERVAL_SECONDS,
         name: str = "cardwise",
         clock: Clock = SYSTEM,
     ) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The modules at whose import the hook acts, and their frameworks.
-MODULES = {
+HOOK_FILE_BY_MODULE = {
     "tensorflow.python.eager.context": "tensorflow",
     "tensorflow.python.client.session": "tensorflow",
     "torch.cuda": "torch",
@@ -81,7 +81,7 @@ def start_watching(frameworks: str, file: str) -> None:
     chosen_frameworks = {part.strip() for part in frameworks.split(",") if part.strip()}
     pending = {
         name: framework
-        for name, framework in MODULES.items()
+        for name, framework in HOOK_FILE_BY_MODULE.items()
         # Modules that are imported already, for example by a .pth file, cannot be handled.
         if (not chosen_frameworks or framework in chosen_frameworks) and name not in sys.modules
     }

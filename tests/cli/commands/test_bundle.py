@@ -130,7 +130,7 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     (pod,) = json.loads(files_by_name["pods.json"])
     container = pod["spec"]["containers"][0]
     assert (pod["metadata"]["name"], container["env"][1]["value"]) == ("train", "8138")
-    assert container["command"] == container["args"] == container["env"][0]["value"] == bundle.HIDDEN
+    assert container["command"] == container["args"] == container["env"][0]["value"] == bundle.HIDDEN_TEXT
     assert pod["metadata"]["annotations"] == TOLD
     assert container["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
     assert container["securityContext"] == {"runAsUser": 1000}
@@ -141,7 +141,7 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     ]
     first, second = pod["status"]["containerStatuses"]
     assert first["state"]["terminated"]["exitCode"] == second["lastState"]["terminated"]["exitCode"] == 3
-    assert second["state"]["waiting"] == {"reason": "RunContainerError", "message": bundle.HIDDEN}
+    assert second["state"]["waiting"] == {"reason": "RunContainerError", "message": bundle.HIDDEN_TEXT}
     assert [container["name"] for container in pod["spec"]["initContainers"] + pod["spec"]["ephemeralContainers"]] == [
         "init",
         "debug",

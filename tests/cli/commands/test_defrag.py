@@ -10,7 +10,7 @@ from cardwise.cli.cluster import evicting
 from cardwise.cli.commands import defrag
 from cardwise.core.api import names
 from cardwise.core.api.cardlimits import CardLimits
-from cardwise.core.api.policies import DEFAULT
+from cardwise.core.api.policies import DEFAULT_POLICY
 from cardwise.core.defrag.defrag import plan
 from tests.build import budget
 from tests.cli.clusters import Cluster, allocated, card, placed
@@ -310,7 +310,7 @@ def test_cores_count_as_often_as_the_extender_gives_them(monkeypatch, core, code
     assert run(monkeypatch, api, "--fit", "gpu-mem=100,core=60").exit_code == code
 
 
-OLDER = PUBLISHED | {"data": {names.WORKLOAD_POLICY: DEFAULT}}
+OLDER = PUBLISHED | {"data": {names.WORKLOAD_POLICY: DEFAULT_POLICY}}
 
 
 @pytest.mark.parametrize("configmap", [PUBLISHED, OLDER])

@@ -444,9 +444,13 @@ def plant_label_taken_away(seen: Facts) -> None:
 )
 def plant_driver_upgrade(seen: Facts) -> None:
     plant_unregistered_plugin(seen)
-    (key, label), *_ = gpunodes.UPGRADING.items()
+    (key, label), *_ = gpunodes.UPGRADE_LABELS.items()
     paused = {"key": key, "operator": "NotIn", "values": [label]}
-    affinity = {"nodeAffinity": {nodeconstraints.REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [paused]}]}}}
+    affinity = {
+        "nodeAffinity": {
+            nodeconstraints.REQUIRED_AFFINITY_FIELD: {"nodeSelectorTerms": [{"matchExpressions": [paused]}]}
+        }
+    }
     seen.nodes[0]["metadata"]["labels"] = {key: label}
     plugin = {"spec": {"template": {"spec": {"affinity": affinity}}}}
     seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}} | plugin]

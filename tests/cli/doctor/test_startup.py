@@ -120,7 +120,7 @@ def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller,
     sound.networkpolicies = []
     sound.unread_kinds["networkpolicies"] = "not of this test"
     sound.own_events = read(event(*controller.split("/"), "FailedCreate", message))
-    finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK)
+    finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK_NAME)
     assert (finding.level, text in finding.text, remedy in finding.remedy) == (Severity.PROBLEM, True, True), finding
     assert "-x7k2p" not in finding.text, "each try has another name"
     kind, name = controller.split("/")
@@ -134,7 +134,7 @@ def test_events_that_kubernetes_has_combined_name_the_same_cause(sound):
     sound.daemonsets = [part("deviceplugin", "DaemonSet", desiredNumberScheduled=2, currentNumberScheduled=0)]
     combined = f"(combined from similar events): {POD_SECURITY}"
     sound.own_events = read(event("DaemonSet", "cardwise-deviceplugin", "FailedCreate", combined))
-    cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK)
+    cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK_NAME)
     assert cause.text.startswith("DaemonSet cardwise-deviceplugin cannot create pods: violates PodSecurity")
 
 
@@ -145,7 +145,7 @@ def test_the_last_event_counts_whatever_field_has_its_time(sound):
     repeated |= {"lastTimestamp": None, "eventTime": stamp(3600), "series": {"lastObservedTime": stamp(60)}}
     for events in ([former, repeated], [repeated, former]):
         sound.own_events = read(*events)
-        cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK)
+        cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK_NAME)
         assert "violates PodSecurity" in cause.text
 
 
@@ -327,7 +327,7 @@ def test_a_job_that_could_not_wire_kube_scheduler_says_why(sound):
 def test_a_deployment_that_is_scaled_down_is_found(sound, name):
     sound.deployments = [part(name, replicas=0)]
     sound.unread_kinds["networkpolicies"] = "not of this test"
-    finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK)
+    finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK_NAME)
     assert finding.text == f"Deployment cardwise-{name} is scaled to 0"
     assert finding.remedy == f"kubectl scale deployment cardwise-{name} -n cardwise-system --replicas 2"
 

@@ -23,11 +23,11 @@ def test_folder_names_are_short_readable_and_unique():
 def test_folder_of_any_uuid_is_below_the_root(uuid):
     folder = mps.folder("/r", uuid)
     assert str(folder.parent) == "/r"
-    assert folder.name not in (".", "..", mps.NODE)
+    assert folder.name not in (".", "..", mps.NODE_FOLDER)
 
 
 def test_too_long_root_is_refused_with_the_remedy():
-    length = mps.MAX_PIPE_LENGTH - len(str(mps.folder("/", REAL) / mps.PIPE)) - 1
+    length = mps.MAX_PIPE_LENGTH - len(str(mps.folder("/", REAL) / mps.PIPE_FOLDER)) - 1
     fits = "/" + "r" * length
     mps.check_root(fits, [REAL], DaemonScope.CARD)
     with pytest.raises(InvalidRequest, match=r"88 bytes.*1 bytes shorter"):

@@ -222,9 +222,9 @@ def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
 
 def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
     ledger, pods = cluster(n1=[[300], [400]])
-    full = [quotas.headroom(QuotaEntry(memory=700), quotas.NOTHING)]
+    full = [quotas.headroom(QuotaEntry(memory=700), quotas.NO_CHARGE)]
     assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fit_counts[-1] == 1
-    tight = [quotas.headroom(QuotaEntry(memory=299), quotas.NOTHING)]
+    tight = [quotas.headroom(QuotaEntry(memory=299), quotas.NO_CHARGE)]
     assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fit_counts[-1] == 0
 
 

@@ -40,7 +40,7 @@ def test_few_nodes_are_counted_between_two_calls_of_the_pace(card_requests):
         shape_of(card_requests), lambda: calls.append(len(loads.counted))
     )
     parts = [later - earlier for earlier, later in zip(calls, [*calls[1:], len(NODES)], strict=True)]
-    assert max(parts) == max(1, capacity._COUNTED // card_requests)
+    assert max(parts) == max(1, capacity._NODES_BETWEEN_PACES // card_requests)
     assert loads.counted == NODES, "each once"
 
 

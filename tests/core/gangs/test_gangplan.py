@@ -195,7 +195,7 @@ GANGS = {
 
 @pytest.fixture
 def small_steps(monkeypatch):
-    monkeypatch.setattr(gangplan, "_STEP_WORK", 24)
+    monkeypatch.setattr(gangplan, "_WORK_BETWEEN_PACES", 24)
 
 
 def expect_short(parts, card_requests):

@@ -9,7 +9,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.placement import fitting
 from cardwise.core.placement import kinds as kinds_module
-from cardwise.core.placement.kinds import ANY_CARD, UNKNOWN, CardKinds
+from cardwise.core.placement.kinds import ANY_CARD, UNKNOWN_KIND, CardKinds
 from tests.build import asking
 
 
@@ -74,7 +74,7 @@ def test_many_entries_and_kinds_cost_their_sum_and_not_their_product(monkeypatch
     kinds = CardKinds()
     for i in range(1000):
         kinds.add_card(card(model=f"m{i}"))
-    headroom = [quotas.headroom(QuotaEntry(model=f"m{i}", memory=0), quotas.NOTHING) for i in range(0, 1000, 10)]
+    headroom = [quotas.headroom(QuotaEntry(model=f"m{i}", memory=0), quotas.NO_CHARGE) for i in range(0, 1000, 10)]
     pod_request = request.parse(asking("p", gpu_mem=40, gpu_count=2))
     plan = fitting.make_search_plan(fitting.card_requests(pod_request), kinds, headroom)
     assert len(plan.typed_requests[0].levels[0][1]) == 900
@@ -142,4 +142,4 @@ def test_a_request_without_a_class_tries_the_lowest_priority_first():
 
 def test_an_unknown_card_counts_everywhere_since_it_may_be_of_any_class_and_model():
     kinds = CardKinds()
-    assert all(kinds.is_covered(UNKNOWN, entry) for entry in (EVERY_CARD, OF_A, K80))
+    assert all(kinds.is_covered(UNKNOWN_KIND, entry) for entry in (EVERY_CARD, OF_A, K80))

@@ -7,10 +7,10 @@ import pytest
 from cardwise.core.api import quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import NOTHING, Charge, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, Charge, QuotaEntry
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.kinds import UNKNOWN
+from cardwise.core.placement.kinds import UNKNOWN_KIND
 from cardwise.core.placement.ledger import Ledger
 from tests.build import P100, cards, holding, pod, shares
 from tests.core import others
@@ -54,7 +54,7 @@ def test_what_is_held_counts_as_before_while_its_card_is_away(ledger, held):
 def test_a_card_that_was_never_seen_counts_everywhere_until_it_is(ledger):
     ledger.set_holding(holding("u", 100, 7))
     assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [100, 100, 100, 100]
-    assert ledger.kind("n1", holding("u", 100, 7).assignment.shares()[0]) == UNKNOWN
+    assert ledger.kind("n1", holding("u", 100, 7).assignment.shares()[0]) == UNKNOWN_KIND
     ledger.set_cards("n1", [card("a"), card("b", index=7)])
     assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [0, 100, 100, 100]
 
@@ -134,7 +134,7 @@ def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledg
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=100)), "binpack")
     ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
     ledger.set_cards("n1", [])
-    full = quotas.headroom(QuotaEntry(resource_class="a", shares=0), NOTHING)
+    full = quotas.headroom(QuotaEntry(resource_class="a", shares=0), NO_CHARGE)
     assert placement.exceeded_entries(ledger, placed, [full]) == [full.entry]
 
 
@@ -271,7 +271,7 @@ def test_a_copy_has_counts_of_its_own():
 def test_devices_are_nothing_that_quotas_of_cards_count():
     ledger = Ledger()
     ledger.set_holding(others.holding("u", 0))
-    assert ledger.used("default", EVERY_CARD) == NOTHING
+    assert ledger.used("default", EVERY_CARD) == NO_CHARGE
     assert list(ledger.namespaces()) == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import quotas, request
 from cardwise.core.api.assignment import DeviceShare
 from cardwise.core.api.mpsprofile import CardMps
-from cardwise.core.api.quotas import NOTHING, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, QuotaEntry
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.searching import SearchEffort
@@ -242,7 +242,7 @@ def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(poli
     ledger.set_cards("n4", [replace(card, mps=CardMps(ready=False)) for card in cards(45, node="n4")])
     for index in (0, 1):
         ledger.set_holding(holding(f"u{index}", 5, index, node="n3", total=40))
-    headroom = [quotas.headroom(entry, NOTHING)] if entry else []
+    headroom = [quotas.headroom(entry, NO_CHARGE)] if entry else []
     scorer = placement.Scorer(ledger.kinds, request.parse(pod(**amounts)), policy, headroom)
     score_by_node = {node.name: scorer.score(node) for node in ledger.nodes()}
     fit, not_fit = scorer.score_all(ledger, score_by_node)

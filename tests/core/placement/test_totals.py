@@ -1,7 +1,7 @@
 """The totals of each class and quota entry, the used part, and the namespaces that use it."""
 
 from cardwise.core.api import classes
-from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
+from cardwise.core.api.quotas import NO_CHARGE, Charge, GPUQuota, QuotaEntry
 from cardwise.core.placement import totals
 from tests.build import holding, resource_class
 from tests.core import others
@@ -61,8 +61,8 @@ def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing(
     k80, gone, other = totals.quota_entries(busy(), standings, {"k80": None, "gone": "no such class"}.__getitem__)
     assert (k80.used, k80.missing_class_reason) == (Charge(2, 400, 0), None)
     assert [(holder.name, part.memory) for holder, part in k80.holders] == [("large", 300), ("small", 100)]
-    assert (gone.used, gone.holders, gone.missing_class_reason) == (NOTHING, (), "no such class")
-    assert (other.used, other.holders) == (NOTHING, ())
+    assert (gone.used, gone.holders, gone.missing_class_reason) == (NO_CHARGE, (), "no such class")
+    assert (other.used, other.holders) == (NO_CHARGE, ())
     assert totals.quota_entries(busy(), standings, lambda _: None, "other") == [other]
 
 
@@ -70,4 +70,4 @@ def test_a_quota_that_cannot_be_read_limits_nothing():
     broken = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"shares": -1}]}}
     good = {"metadata": {"namespace": "a", "name": "r"}, "spec": {"hard": [{"shares": 2}]}}
     (entry,) = totals.entries_by_status([broken, good])
-    assert (entry.quota.name, entry.entry.shares, entry.used, entry.holders) == ("r", 2, NOTHING, ())
+    assert (entry.quota.name, entry.entry.shares, entry.used, entry.holders) == ("r", 2, NO_CHARGE, ())

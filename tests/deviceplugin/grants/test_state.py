@@ -278,7 +278,7 @@ def test_cordons_are_remembered_all_the_same(rig):
 def test_that_the_node_has_an_mps_manager_is_remembered_all_the_same(idle_rig):
     rig = idle_rig
     rig.mps_root.mkdir()
-    (rig.mps_root / mps.LOCK).touch()
+    (rig.mps_root / mps.LOCK_FILE).touch()
     rig.start()
     shutil.rmtree(rig.mps_root)
     cleaned_up(rig)

@@ -29,7 +29,7 @@ class World:
 
     def begin(self) -> None:
         """The manager lives."""
-        self.lock = os.open(self.root / mps.LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self.lock = os.open(self.root / mps.LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(self.lock, fcntl.LOCK_EX)
 
     def end(self) -> None:
@@ -42,9 +42,9 @@ class World:
         """As with --scope=node."""
         first, second = self.cards
         uuids = (first.uuid, second.uuid)
-        first.home = first.home.rename(self.root / mps.NODE)
+        first.home = first.home.rename(self.root / mps.NODE_FOLDER)
         first.says(scope=DaemonScope.NODE, uuids=uuids, ceilings=dict.fromkeys(uuids, MiB(P100)))
-        (second.home / mps.READY).unlink()
+        (second.home / mps.READY_FILE).unlink()
 
     def close(self) -> None:
         self.end()
@@ -68,7 +68,7 @@ def bound(
         Assignment(shares),
         {f"c{key}": {names.GPU_MEM: "1", names.SHARE: "1"} for key in shares},
         namespace=namespace,
-        sidecars={shareagent.CONTAINER: {names.SHARE: "1"}} if agent else {},
+        sidecars={shareagent.CONTAINER_NAME: {names.SHARE: "1"}} if agent else {},
         **{annotation: text for annotation, text in annotations.items() if text},
     )
 

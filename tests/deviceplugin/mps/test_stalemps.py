@@ -82,14 +82,14 @@ def test_where_mps_cannot_run_a_manager_that_is_gone_keeps_nobody_out(world):
     world.end()
     seen.patch_after(0, "Unavailable")
     assert seen.patch_after(AGES, "Unavailable") == "stays"
-    (world.cards[0].home / mps.READY).unlink()
+    (world.cards[0].home / mps.READY_FILE).unlink()
     seen.patch_after(0, "Unavailable")
     assert seen.patch_after(stalemps.GRACE_SECONDS, "Unavailable")["state"] == "Down", "after a reboot"
 
 
 def test_what_a_former_manager_said_of_a_card_that_this_one_does_not_serve_is_taken_back(world):
     seen = Seen(world.root)
-    (world.cards[0].home / mps.READY).unlink()
+    (world.cards[0].home / mps.READY_FILE).unlink()
     seen.patch_after(0)
     assert seen.patch_after(stalemps.GRACE_SECONDS)["state"] == "Down"
 
@@ -113,7 +113,7 @@ def test_a_node_that_has_had_a_manager_says_that_nothing_starts_without_one(worl
 def test_where_no_manager_is_to_come_a_card_is_open_but_for_one_that_a_former_manager_left_closed(world):
     """As after an installation with MPS and a later one without: pods held the first card when the manager ended."""
     world.end()
-    (world.cards[0].home / mps.MODES).write_text(json.dumps({card_uuid(0): "DEFAULT"}))
+    (world.cards[0].home / mps.MODES_FILE).write_text(json.dumps({card_uuid(0): "DEFAULT"}))
     seen = Seen(world.root, HasManager.NEVER)
     mps_status = seen.patch_after(0)
     assert (mps_status["state"], mps_status["reason"]) == ("Down", mps.CLOSED_BY_FORMER_MANAGER), (
@@ -123,7 +123,7 @@ def test_where_no_manager_is_to_come_a_card_is_open_but_for_one_that_a_former_ma
     assert seen.patch_after(0, index=1) is None, "what a manager said of the other counts no more"
     assert seen.patch_after(0, "", index=1) == "stays"
     assert seen.patch_after(AGES, "Down", reason=mps.CLOSED_BY_FORMER_MANAGER) == "stays", "once"
-    (world.cards[0].home / mps.MODES).unlink()
+    (world.cards[0].home / mps.MODES_FILE).unlink()
     assert seen.patch_after(0, "Down", reason=mps.CLOSED_BY_FORMER_MANAGER) is None
 
 
@@ -132,7 +132,7 @@ def test_one_daemon_for_all_cards_is_known_for_each(world):
     seen = Seen(world.root)
     seen.patch_after(0, index=1)
     assert seen.patch_after(AGES, index=1) == "stays"
-    assert mpsfiles.read_state(world.root / mps.NODE).scope is DaemonScope.NODE
+    assert mpsfiles.read_state(world.root / mps.NODE_FOLDER).scope is DaemonScope.NODE
 
 
 def test_a_killed_managers_cards_take_no_pods_any_more(world):

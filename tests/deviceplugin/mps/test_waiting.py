@@ -22,7 +22,7 @@ ILL = {
     "stale": (lambda world: world.cards[0].says(checked=world.rig.mps_clock.now() - 601), "has not checked GPU"),
     "low": (lambda world: world.cards[0].says(ceilings={card_uuid(0): MiB(512)}), "allows 512 MiB, and 8138 MiB"),
     "dead": (lambda world: world.cards[0].dies(), "takes no connection"),
-    "damaged": (lambda world: (world.cards[0].home / mps.READY).write_text("{"), "does not serve GPU"),
+    "damaged": (lambda world: (world.cards[0].home / mps.READY_FILE).write_text("{"), "does not serve GPU"),
     "unmanaged": (lambda world: world.end(), "no MPS manager runs on this node"),
 }
 
@@ -228,7 +228,7 @@ def test_a_node_that_is_to_have_no_mps_takes_no_notice_of_one(world):
 
 def test_on_a_card_that_a_former_manager_left_closed_nothing_starts_without_mps(world):
     world.end()
-    (world.cards[0].home / mps.MODES).write_text(json.dumps({world.cards[0].uuid: "DEFAULT"}))
+    (world.cards[0].home / mps.MODES_FILE).write_text(json.dumps({world.cards[0].uuid: "DEFAULT"}))
     world.rig.mps = HasManager.NEVER
     rig = world.rig.start()
     _, message = refusal_message(rig, bound(rig))

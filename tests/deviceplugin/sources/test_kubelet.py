@@ -148,4 +148,4 @@ def test_when_to_register_again(changes, reason):
 def test_slots_are_few_and_short():
     assert slots.make_slot_ids(2) == ("s001", "s002")
     assert slots.make_slot_ids(1000)[-1] == "s1000"
-    assert len(slots.build_device_list(slots.IDS).SerializeToString()) < 64 * 1024, "the kubelet takes 4 MiB"
+    assert len(slots.build_device_list(slots.SLOT_IDS).SerializeToString()) < 64 * 1024, "the kubelet takes 4 MiB"

@@ -156,7 +156,7 @@ def test_a_standby_answers_nothing_and_closes_the_connection_but_is_ready():
         answer = client.post(
             f"/gpushare-scheduler/{verb}",
             data=json.dumps({"Pod": POD, "NodeNames": ["n1"]}),
-            environ_overrides={httpcalls.CLOSE: lambda verb=verb: closed.append(verb)},
+            environ_overrides={httpcalls.CLOSE_KEY: lambda verb=verb: closed.append(verb)},
         )
         assert answer.status_code == 200
         assert answer.get_json() == [] if verb == "prioritize" else answer.get_json()["Error"] == ELSEWHERE.text
@@ -170,7 +170,7 @@ def test_a_leader_that_still_catches_up_keeps_the_connection():
     denial = Denial("not ready: still listing what a former leader may have bound", served_elsewhere=False)
     client = create_app(parts((), Denying(denial))).test_client()
     answer = client.post(
-        "/gpushare-scheduler/filter", data=b"{}", environ_overrides={httpcalls.CLOSE: lambda: pytest.fail("closed")}
+        "/gpushare-scheduler/filter", data=b"{}", environ_overrides={httpcalls.CLOSE_KEY: lambda: pytest.fail("closed")}
     )
     assert answer.get_json()["Error"] == denial.text
     assert post(client, "prioritize", {"Pod": POD, "NodeNames": ["n1"]}) == []
@@ -216,7 +216,7 @@ def test_an_invalid_prioritize_call_gets_a_one_line_error(client):
 def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
     app_parts = parts()
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
-    late = {httpcalls.ARRIVED: FakeClock().now() - 60}
+    late = {httpcalls.ARRIVED_KEY: FakeClock().now() - 60}
     answer = (
         create_app(app_parts)
         .test_client()
@@ -239,16 +239,16 @@ def filter_of_several(**environ):
 
 def test_a_search_for_a_pod_of_several_requests_ends_a_while_after_the_call_arrived():
     now = FakeClock().now()
-    assert filter_of_several(**{httpcalls.ARRIVED: now})["Error"] == ""
-    assert filter_of_several(**{httpcalls.ARRIVED: now - 60})["Error"] == verbs.UNFINISHED
+    assert filter_of_several(**{httpcalls.ARRIVED_KEY: now})["Error"] == ""
+    assert filter_of_several(**{httpcalls.ARRIVED_KEY: now - 60})["Error"] == verbs.SEARCH_UNFINISHED_TEXT
 
 
 def test_a_search_for_a_pod_of_several_requests_ends_with_the_connection():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert filter_of_several(**{httpcalls.SOCKET: ours})["Error"] == ""
+        assert filter_of_several(**{httpcalls.SOCKET_KEY: ours})["Error"] == ""
         theirs.close()
-        assert filter_of_several(**{httpcalls.SOCKET: ours})["Error"] == verbs.UNFINISHED
+        assert filter_of_several(**{httpcalls.SOCKET_KEY: ours})["Error"] == verbs.SEARCH_UNFINISHED_TEXT
 
 
 def test_victims_are_searched_for_on_threads_for_long_calls():
@@ -256,10 +256,10 @@ def test_victims_are_searched_for_on_threads_for_long_calls():
     body = json.dumps({"Pod": asking("p", whole_gpu=1, namespace="team"), "NodeNameToMetaVictims": {"n1": {}}}).encode()
     environ = create_environ("/gpushare-scheduler/preempt", method="POST", data=body)
     with pytest.raises(httpcalls.TakesLong) as moved:
-        wsgi(environ | {httpcalls.LONG_OWNER: None}, lambda status, _: statuses.append(status))
+        wsgi(environ | {httpcalls.LONG_OWNER_KEY: None}, lambda status, _: statuses.append(status))
     assert moved.value.owner == "team"
     environ["wsgi.input"].seek(0)
-    wsgi(environ | {httpcalls.LONG_OWNER: "team"}, lambda status, _: statuses.append(status))
+    wsgi(environ | {httpcalls.LONG_OWNER_KEY: "team"}, lambda status, _: statuses.append(status))
     assert statuses == ["200 OK"]
 
 
@@ -276,7 +276,7 @@ def test_a_pod_of_several_requests_is_searched_for_on_threads_for_long_calls(ver
     def call(pod, nodes, owner):
         body = json.dumps({"Pod": pod, "NodeNames": nodes}).encode()
         environ = create_environ(f"/gpushare-scheduler/{verb}", method="POST", data=body)
-        wsgi(environ | {httpcalls.LONG_OWNER: owner}, lambda status, _: statuses.append(status))
+        wsgi(environ | {httpcalls.LONG_OWNER_KEY: owner}, lambda status, _: statuses.append(status))
 
     def count_calls():
         return app_parts.metrics._by_verb[verb]._sum.get()

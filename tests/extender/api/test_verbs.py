@@ -87,10 +87,10 @@ def test_a_pod_whose_nodes_were_not_all_searched_gets_an_error_and_is_not_refuse
     raw["spec"]["containers"] *= 2
     args = FilterArgs(pod=raw, node_names=nodes)
     late = Call(FakeClock().now() - 1)
-    assert verbs.filter_nodes(state, preferences, args, call=late) == FilterResult(error=verbs.UNFINISHED)
+    assert verbs.filter_nodes(state, preferences, args, call=late) == FilterResult(error=verbs.SEARCH_UNFINISHED_TEXT)
     changing = Call(is_abandoned=lambda: bool(state.forget_plans()))
     if preferences is ONE:
-        changed = FilterResult(error=verbs.LEADER_CHANGED)
+        changed = FilterResult(error=verbs.LEADER_CHANGED_TEXT)
         assert verbs.filter_nodes(state, preferences, args, call=changing) == changed
     assert not state.refusal_counts()
     refused = verbs.filter_nodes(state, preferences, args)
@@ -115,7 +115,7 @@ def test_a_bound_pod_is_answered_its_node_only():
     state.set_pod(as_pod(bound("p", 1024, 0, node="n2")))
     for preferences in (ONE, ALL):
         assert call_filter(state, asking("p", gpu_mem=1024), preferences).node_names == ["n2"]
-    assert call_filter(state, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
+    assert call_filter(state, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.BIND_UNDECIDED_TEXT
 
 
 def test_a_pod_that_waits_for_quota_gets_an_event_with_the_entry_of_its_request():
@@ -168,8 +168,8 @@ def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
     state = world(n1=[8138, 0], n2=[8138, 0], n3=[P100, P100], n4=[0, 0])
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n4", "n3", "n2", "n1"])
     scores = {host_score.host: host_score.score for host_score in verbs.prioritize(state, ALL, args)}
-    assert scores["n1"] == verbs.TOP
-    assert all(type(score) is int and 0 <= score < verbs.TOP for host, score in scores.items() if host != "n1")
+    assert scores["n1"] == verbs.MAX_SCORE
+    assert all(type(score) is int and 0 <= score < verbs.MAX_SCORE for host, score in scores.items() if host != "n1")
     assert scores["n2"] == 9
     assert scores["n3"] == scores["n4"] == 0
 
@@ -184,7 +184,7 @@ def test_prioritize_repeats_what_filter_has_found_a_moment_ago_and_only_once():
     tops = []
     for _ in range(2):
         scores = {host_score.host: host_score.score for host_score in verbs.prioritize(state, ALL, args)}
-        tops.append([host for host, score in scores.items() if score == verbs.TOP])
+        tops.append([host for host, score in scores.items() if score == verbs.MAX_SCORE])
     assert tops == [["n1"], ["n2"]]
 
 

@@ -6,18 +6,18 @@ from collections import Counter
 import pytest
 
 from cardwise.core.api import names, request
-from cardwise.core.api.mpsprofile import COMMON, MpsClient
+from cardwise.core.api.mpsprofile import COMMON_CLIENT, MpsClient
 from cardwise.core.api.request import Load
-from cardwise.core.placement.holding import REPORTED
+from cardwise.core.placement.holding import REPORTED_PHASE
 from cardwise.core.placement.ledger import Ledger
 from extender.cache import reservations
 from extender.cache.capacity import Capacity
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import (
-    PLANS,
-    POSTED,
+    POSTED_PHASES,
     TRANSITIONS,
+    UNPOSTED_PHASES,
     Assumed,
     IllegalTransition,
     KnownBinding,
@@ -43,7 +43,7 @@ def assigned():
     return as_pod(bound("p", 100, 0))
 
 
-def begun(table, shares, *, node="n1", mps_client=COMMON):
+def begun(table, shares, *, node="n1", mps_client=COMMON_CLIENT):
     """Begin to post a Binding for the pod."""
     table.assume(POD, node, shares, mps_client=mps_client, epoch=1)
 
@@ -51,9 +51,9 @@ def begun(table, shares, *, node="n1", mps_client=COMMON):
 def into(table, phase):
     """Bring the pod's reservation into the phase."""
     shares = assigned().assignment
-    if phase in PLANS:
+    if phase in UNPOSTED_PHASES:
         table.set_plan(POD, "n1", shares, phase)
-    elif phase in POSTED:
+    elif phase in POSTED_PHASES:
         begun(table, shares)
         if phase is not Phase.BINDING:
             table.record_binding_outcome(POD.uid, phase)
@@ -68,7 +68,7 @@ def into(table, phase):
     assert (row.phase if row is not None else None) is phase
 
 
-@pytest.mark.parametrize(("before", "plan"), list(itertools.product([None, *Phase], sorted(PLANS))))
+@pytest.mark.parametrize(("before", "plan"), list(itertools.product([None, *Phase], sorted(UNPOSTED_PHASES))))
 def test_a_plan_replaces_only_what_is_not_posted(table, before, plan):
     into(table, before)
     if plan in TRANSITIONS[before]:
@@ -86,7 +86,7 @@ def test_a_posted_binding_is_released_only_with_a_known_outcome(table, before):
     table.release_plan(POD.uid)
     table.drop_plans()
     table.expire()
-    assert (table.get(POD.uid) is not None) == (before is not None and before not in PLANS)
+    assert (table.get(POD.uid) is not None) == (before is not None and before not in UNPOSTED_PHASES)
 
 
 @pytest.mark.parametrize("before", [None, *Phase])
@@ -366,7 +366,7 @@ def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_
     if known == "deleted":
         world.remove_pod(as_pod(bound("p", 10000, 1)))
     assert free(world) == [P100 - 10000, P100 - 10000]
-    assert world.reservation_counts()[REPORTED] == (2 if known == "deleted" else 1)
+    assert world.reservation_counts()[REPORTED_PHASE] == (2 if known == "deleted" else 1)
     world.set_card(*as_card(extended_resource(0)))
     assert free(world) == ([P100, P100] if known == "deleted" else [P100, P100 - 10000])
 
@@ -377,7 +377,7 @@ def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(cloc
     for mib, counts in ((3000, 4000), (4000, 4000), (10000, 10000)):
         world.set_card(*as_card(extended_resource(0, reported=[reported_share("uid-p", mib)])))
         assert free(world) == [P100 - counts, P100]
-    assert world.reservation_counts()[REPORTED] == 1
+    assert world.reservation_counts()[REPORTED_PHASE] == 1
     world.remove_pod(as_pod(bound("p", 4000, 0)))
     assert free(world) == [P100 - 10000, P100]
     world.set_card(*as_card(extended_resource(0)))

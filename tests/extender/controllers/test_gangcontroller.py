@@ -203,7 +203,7 @@ def test_a_gate_stays_while_members_are_missing_or_another_leads(scene):
 
 @pytest.mark.parametrize("meanwhile", ["a member is deleted", "the gate is gone"])
 def test_a_gate_is_removed_only_if_it_still_should_be_once_the_write_has_its_turn(scene, monkeypatch, meanwhile):
-    monkeypatch.setattr(gangcontroller, "_AT_ONCE", 1)
+    monkeypatch.setattr(gangcontroller, "_MAX_PARALLEL_WRITES", 1)
     trio(scene)
 
     def changes(_call):
@@ -256,7 +256,7 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
 
 @pytest.mark.parametrize("meanwhile", ["runs", "another leads"])
 def test_members_are_not_evicted_once_their_gang_runs(scene, monkeypatch, meanwhile):
-    monkeypatch.setattr(gangcontroller, "_AT_ONCE", 1)
+    monkeypatch.setattr(gangcontroller, "_MAX_PARALLEL_WRITES", 1)
     trio(scene, gated=False)
     for name in ("g0", "g1", "g2"):
         scene.world.schedule(name)

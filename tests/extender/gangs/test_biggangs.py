@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
-from extender.gangs.gangqueue import AT_A_TIME
+from extender.gangs.gangqueue import GANGS_BEFORE_NEXT_NAMESPACE
 from extender.gangs.gangtypes import PlannedNode
 from tests.build import P100
 from tests.extender.gangcluster import NodeSpec, World, member, single
@@ -92,7 +92,7 @@ def asks(world, count):
 
 def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_another(monkeypatch):
     steps = []
-    for count in (2 * AT_A_TIME, 10 * AT_A_TIME):
+    for count in (2 * GANGS_BEFORE_NEXT_NAMESPACE, 10 * GANGS_BEFORE_NEXT_NAMESPACE):
         world = greedy(count)
         asks(world, count)
         world.state._cache.capacity.mark_freed()  # so that each may fit again
@@ -105,8 +105,8 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
 
 
 def test_a_pass_plans_another_tenants_gang_before_all_of_one(monkeypatch):
-    world = greedy(2 * AT_A_TIME)
-    asks(world, 2 * AT_A_TIME)
+    world = greedy(2 * GANGS_BEFORE_NEXT_NAMESPACE)
+    asks(world, 2 * GANGS_BEFORE_NEXT_NAMESPACE)
     world.create(*(member(f"v{i}", "v", 2, namespace="other", created=9, gated=False, gpu_mem=P100) for i in range(2)))
     world.filter("v0")
     world.clock.advance(10)
@@ -120,8 +120,8 @@ def test_a_pass_plans_another_tenants_gang_before_all_of_one(monkeypatch):
 
     monkeypatch.setattr(world.state.gangs, "_plan_gang", recorded)
     world.keep()
-    assert planned.index("v") == AT_A_TIME
-    assert len(planned) == 2 * AT_A_TIME + 1, "the others are planned after it"
+    assert planned.index("v") == GANGS_BEFORE_NEXT_NAMESPACE
+    assert len(planned) == 2 * GANGS_BEFORE_NEXT_NAMESPACE + 1, "the others are planned after it"
 
 
 def test_a_plan_costs_little_more_among_many_nodes_that_have_no_room():

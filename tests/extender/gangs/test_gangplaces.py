@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.gangs.gangplan import Planned
 from extender.gangs import gangplanner
-from extender.gangs.gangplaces import CHEAP
+from extender.gangs.gangplaces import CHEAP_PLAN_SECONDS
 from extender.gangs.gangplanner import GangToPlan
 from extender.records.pod import Pod
 from tests.build import P100, container, extended_resource
@@ -194,7 +194,7 @@ def test_the_podgroup_says_for_which_member_there_is_no_place(less):
 
 def test_after_a_plan_that_failed_at_once_a_gang_is_planned_as_soon_as_there_is_room():
     world = World({"n1": 1})
-    world.clock.worked = 1000 * CHEAP  # before
+    world.clock.worked = 1000 * CHEAP_PLAN_SECONDS  # before
     world.create(single("x", gpu_mem=P100))
     world.run(1)
     world.create(member("a", "a", 1, gpu_mem=P100))

@@ -44,8 +44,8 @@ changes = st.lists(st.tuples(keys, st.sampled_from(["forward", "back", "runs", "
 @settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(changes)
 def test_it_is_what_sorting_anew_says(changes):
-    order, gangs, original = GangQueue(), {}, gangqueue.AT_A_TIME
-    gangqueue.AT_A_TIME = AT_A_TIME
+    order, gangs, original = GangQueue(), {}, gangqueue.GANGS_BEFORE_NEXT_NAMESPACE
+    gangqueue.GANGS_BEFORE_NEXT_NAMESPACE = AT_A_TIME
     try:
         for key, change in changes:
             changed = gangs.setdefault(key, gang(key))
@@ -64,4 +64,4 @@ def test_it_is_what_sorting_anew_says(changes):
             for listed in waiting:
                 assert walked(order.gangs_before(listed)) == wanted[: wanted.index(listed.key)]
     finally:
-        gangqueue.AT_A_TIME = original
+        gangqueue.GANGS_BEFORE_NEXT_NAMESPACE = original

@@ -524,7 +524,7 @@ def test_a_former_leader_reserves_nothing():
 
 
 def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
-    monkeypatch.setattr(schedulingqueue, "_SLACK", 4)
+    monkeypatch.setattr(schedulingqueue, "_MAX_DEAD_ENTRIES", 4)
     world = World("n1", served=())
     world.create("stays", HALF)
     for i in range(20):
@@ -538,7 +538,7 @@ def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
 
 
 def test_nor_do_there_stay_queues_of_schedulers_whose_pods_are_gone(monkeypatch):
-    monkeypatch.setattr(schedulingqueue, "_SLACK", 4)
+    monkeypatch.setattr(schedulingqueue, "_MAX_DEAD_ENTRIES", 4)
     world = World("n1", served=())
     for i in range(50):
         pod = as_pod(world.create(f"p{i}", HALF, schedulerName=f"s{i}"))

@@ -177,8 +177,8 @@ def test_few_changed_nodes_are_indexed_in_one_hold_of_the_lock(state, method, mo
     calls = {"nominate_next": (state.nominator, ()), "warm_caches": (state, ())}
     owner, arguments = calls.get(method, (state, (make_request("whole cards"),)))
     getattr(owner, method)(*arguments)
-    assert max(indexed) <= cache._INDEXED
-    assert sum(indexed) >= len(NODES) - cache._INDEXED
+    assert max(indexed) <= cache._NODES_INDEXED_PER_LOCK
+    assert sum(indexed) >= len(NODES) - cache._NODES_INDEXED_PER_LOCK
     for name in NODES:
         state.set_pod(as_pod(bound(f"g-{name}", 1, 0, node=name, phase="Succeeded", containers=ENDED)))
 

@@ -143,7 +143,7 @@ def test_no_pod_is_requeued_without_freed_capacity():
 @pytest.mark.parametrize("steps", [100, 0])
 def test_the_decision_tries_no_more_cards_than_others_may_wait_for(steps, monkeypatch):
     """On each node the first choice of cards leaves one container without a card."""
-    monkeypatch.setattr(placing, "_STEPS", steps)
+    monkeypatch.setattr(placing, "_MAX_STEPS_UNDER_LOCK", steps)
     state = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
     parts = [container("a", gpu_mem=10_000, gpu_count=2), container("b", gpu_mem=8000, gpu_count=2)]
     pod_request = request.parse(pod(containers=parts))
@@ -298,13 +298,13 @@ def test_many_searches_of_a_namespace_displace_only_its_own(clock, searched):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     quiet = make_request()._replace(pod=PodRef("uid-quiet", "quiet", "q"))
     state.plan_pod(quiet)
-    for mem in range(8000, 8000 + 2 * nodesearch._REMEMBERED):
+    for mem in range(8000, 8000 + 2 * nodesearch._MAX_REMEMBERED_SEARCHES):
         clock.advance(10)
         state.plan_pod(make_request(mem=mem))
     searched.clear()
     state.plan_pod(quiet)
     assert searched == []
-    assert len(state._node_search._remembered) == nodesearch._REMEMBERED
+    assert len(state._node_search._remembered) == nodesearch._MAX_REMEMBERED_SEARCHES
 
 
 def test_where_nothing_is_remembered_another_search_begins_with_other_nodes(limited, searched, monkeypatch):

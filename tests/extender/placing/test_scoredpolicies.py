@@ -96,7 +96,7 @@ def test_all_nodes_are_scored_alike():
     pod = asking("p", gpu_mem=3000)
     args = FilterArgs(pod=pod, node_names=["n1", "n2"])
     assert sorted(verbs.filter_nodes(state, several, args).node_names) == ["n1", "n2"]
-    top = [score.host for score in verbs.prioritize(state, several, args) if score.score == verbs.TOP]
+    top = [score.host for score in verbs.prioritize(state, several, args) if score.score == verbs.MAX_SCORE]
     assert top == ["n2"]
 
 
@@ -219,11 +219,11 @@ def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
 
 def test_the_policy_is_told_the_default_too_and_again_when_the_setting_was_changed(api):
     publishing(api).step()
-    assert published(api) == policies.DEFAULT
+    assert published(api) == policies.DEFAULT_POLICY
     publishing(api, policy="priced").step()
     assert published(api) == "priced"
     publishing(api).step()
-    assert published(api) == policies.DEFAULT
+    assert published(api) == policies.DEFAULT_POLICY
 
 
 def test_what_a_card_gives_at_most_is_told_beside_the_policy(api):
@@ -237,9 +237,13 @@ def test_what_a_card_gives_at_most_is_told_beside_the_policy(api):
 def test_to_what_an_older_extender_has_written_the_limits_are_added():
     text = '{"version":1,"requests":[[1,4000,0,"",0,0,500]]}'
     api = api_with_workload(text)
-    api.edit(PATH, data={names.WORKLOAD_POLICY: policies.DEFAULT})
+    api.edit(PATH, data={names.WORKLOAD_POLICY: policies.DEFAULT_POLICY})
     publishing(api).step()
-    written = {names.WORKLOAD_REQUESTS: text, names.WORKLOAD_POLICY: policies.DEFAULT, **CardLimits().configmap_data()}
+    written = {
+        names.WORKLOAD_REQUESTS: text,
+        names.WORKLOAD_POLICY: policies.DEFAULT_POLICY,
+        **CardLimits().configmap_data(),
+    }
     assert api.get(PATH)["data"] == written
 
 

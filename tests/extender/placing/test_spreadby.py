@@ -202,7 +202,7 @@ def test_a_pod_counts_from_bind_on_if_filter_has_reserved_nothing():
     assert world.order("p1")[0] == "b1"
     args = FilterArgs(pod=world.pods["p1"], node_names=list(world.zones))
     assert [
-        score.host for score in verbs.prioritize(world.state, world.settings, args) if score.score == verbs.TOP
+        score.host for score in verbs.prioritize(world.state, world.settings, args) if score.score == verbs.MAX_SCORE
     ] == ["b1"]
 
 

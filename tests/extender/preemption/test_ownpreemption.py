@@ -549,7 +549,7 @@ def test_of_many_nodes_some_are_searched_and_others_the_next_time(monkeypatch):
 def test_among_many_nodes_those_are_searched_where_the_pod_only_has_to_wait(monkeypatch):
     """Whether the pod that goes there is to be seen, or its object has vanished already."""
     monkeypatch.setattr(preemption, "_MAX_NODES", 4)
-    monkeypatch.setattr(preemption, "_ENOUGH", 1)
+    monkeypatch.setattr(preemption, "_MAX_CANDIDATE_NODES", 1)
     for vanishes in (False, True):
         scene = Shared(WHOLE, {"a": (1000, 0), "b": (0, 1000)})
         nodes = ["n1", *(f"m{i}" for i in range(20))]

@@ -65,7 +65,7 @@ def pod(
 
 def agent(pod: Json) -> Json | None:
     init = pod["spec"].get("initContainers") or []
-    return next((container for container in init if container["name"] == shareagent.CONTAINER), None)
+    return next((container for container in init if container["name"] == shareagent.CONTAINER_NAME), None)
 
 
 def own(container: Json, kind: str) -> Json:
@@ -180,7 +180,7 @@ def test_a_pod_that_a_limit_range_has_no_more_room_for_runs_without_it(api: Api,
 
 def mounts(pod: Json) -> list[Json]:
     all_mounts = pod["spec"]["containers"][0].get("volumeMounts") or []
-    return [mount for mount in all_mounts if mount["name"] == shareagent.VOLUME]
+    return [mount for mount in all_mounts if mount["name"] == shareagent.VOLUME_NAME]
 
 
 def test_a_quota_counts_the_agent_and_refuses_no_pod_for_it(api: Api, space: str) -> None:

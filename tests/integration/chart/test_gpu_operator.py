@@ -129,7 +129,7 @@ def test_the_parts_on_a_node_leave_while_its_driver_is_replaced_and_come_back(sp
         return sum(pod["spec"].get("nodeName") == node for pod in operator.pods())
 
     operator.wait(lambda: (running_on(ours), running_on(theirs)) == (2, 2), "both parts are on both nodes")
-    for key, done_state in gpunodes.UPGRADING.items():
+    for key, done_state in gpunodes.UPGRADE_LABELS.items():
         for state in ("drain-required", done_state):
             space.cluster.api.patch(paths.nodes(ours), {"metadata": {"labels": {key: state}}})
         operator.wait(lambda: running_on(ours) == 0, f"they have left because of {key}")

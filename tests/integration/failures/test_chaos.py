@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import names
-from cardwise.core.api.policies import DEFAULT
+from cardwise.core.api.policies import DEFAULT_POLICY
 from cardwise.kube import errors, paths
 from deviceplugin.plugin.registration import SOCKET_PREFIX
 from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable
@@ -66,7 +66,7 @@ def many_cards(cluster: Cluster) -> Iterator[None]:
     """Of each node, and pods are spread over them."""
     with (
         cards_of(cluster, **dict.fromkeys(NODES, [TestCard()] * CARDS)),
-        flags(cluster, "extender", f"--policy={DEFAULT}"),
+        flags(cluster, "extender", f"--policy={DEFAULT_POLICY}"),
     ):
         yield
 

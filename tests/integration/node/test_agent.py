@@ -135,7 +135,7 @@ def test_a_job_in_a_restricted_namespace_gets_its_share_and_completes(space: Spa
     assert document["env"][mps.PERCENT_ENV] == "50", "of the memory, as the pod's annotation says"
     assert document["env"][mps.PIPE_ENV] == mps.CONTAINER_PIPE
     assert document["hook"].startswith("/run/cardwise/python/")
-    agent = next(container for container in containers(pod) if container["name"] == shareagent.CONTAINER)
+    agent = next(container for container in containers(pod) if container["name"] == shareagent.CONTAINER_NAME)
     assert (agent["restartCount"], agent["state"]["terminated"]["exitCode"]) == (0, 0)
     path = f"/apis/batch/v1/namespaces/{space.name}/jobs/job"
     space.wait(lambda: space.cluster.api.get(path)["status"].get("succeeded") == 1, "the Job is complete")

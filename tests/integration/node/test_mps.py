@@ -111,12 +111,12 @@ class World:
 
     def break_down(self, index: int) -> None:
         """kill -9 of the daemon; and the next one's server gets no further than starting."""
-        (self.home(index) / mps.LOG / "server-starting").touch()
+        (self.home(index) / mps.LOG_FOLDER / "server-starting").touch()
         os.kill(self.status(index).daemon_pid, signal.SIGKILL)
         self.wait(lambda: self.status(index).state is not MpsState.READY, f"MPS of card {index} is down")
 
     def heal(self, index: int) -> None:
-        (self.home(index) / mps.LOG / "server-starting").unlink(missing_ok=True)
+        (self.home(index) / mps.LOG_FOLDER / "server-starting").unlink(missing_ok=True)
 
     def use(self, index: int, used: Mapping[str, int]) -> None:
         """What the driver says of the card from now on: so many MiB for a process of each of these pods, by UID."""
@@ -142,7 +142,7 @@ class World:
         isolation: str = "",
     ) -> str:
         """Creates and binds; returns the UID. `index` of its card, None: it has no share."""
-        share = {"name": shareagent.VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+        share = {"name": shareagent.VOLUME_NAME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
         main: dict[str, Any] = {
             "name": "main",
             "image": BUSYBOX,
@@ -152,7 +152,7 @@ class World:
             "volumeMounts": [{"name": "told", "mountPath": "/told"}],
         }
         if agent:
-            mount = {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER, "subPath": "0", "readOnly": True}
+            mount = {"name": shareagent.VOLUME_NAME, "mountPath": shareagent.FOLDER, "subPath": "0", "readOnly": True}
             main["volumeMounts"].append(mount)
         spec = {
             "schedulerName": "by-hand",
@@ -228,14 +228,14 @@ def sidecar() -> dict[str, Any]:
     env = {"PYTHONHOME": "/python", "PYTHONPATH": "/source", "LD_LIBRARY_PATH": "/python/lib"}
     mounts = [{"name": volume["name"], "mountPath": f"/{volume['name']}", "readOnly": True} for volume in PYTHON]
     return {
-        "name": shareagent.CONTAINER,
+        "name": shareagent.CONTAINER_NAME,
         "image": BUSYBOX,
         "imagePullPolicy": "Never",
         "restartPolicy": "Always",
         "command": AGENT,
         "resources": {"limits": {names.SHARE: "1"}},
         "env": [{"name": name, "value": text} for name, text in env.items()],
-        "volumeMounts": [*mounts, {"name": shareagent.VOLUME, "mountPath": shareagent.FOLDER}],
+        "volumeMounts": [*mounts, {"name": shareagent.VOLUME_NAME, "mountPath": shareagent.FOLDER}],
         "startupProbe": {
             "exec": {"command": [*AGENT, "--probe"]},
             "periodSeconds": 1,
@@ -272,7 +272,7 @@ def clean(world: World) -> Iterator[None]:
 
 
 def inode(world: World, index: int) -> int:
-    return (world.home(index) / mps.PIPE / mps.CONTROL).stat().st_ino
+    return (world.home(index) / mps.PIPE_FOLDER / mps.CONTROL_SOCKET).stat().st_ino
 
 
 def test_a_container_goes_through_the_daemon_of_its_card_and_sees_no_other(world):
@@ -337,7 +337,7 @@ def test_a_manager_that_stays_away_closes_its_cards_and_leaves_what_runs_alone(w
     name = f"late-{failure}"  # events stay
     late = world.pod(name, 1, 1000)
     world.wait(lambda: "no MPS manager runs on this node" in world.space.reasons(name), "it is told why")
-    assert mpsfiles.is_daemon_listening(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
+    assert mpsfiles.is_daemon_listening(world.home(0) / mps.CLIENTS_FOLDER), "its daemon serves who is on the card"
     world.cluster.process(MANAGER).restart()
     world.started(late)
     for index in range(2):
@@ -361,7 +361,7 @@ def test_a_manager_that_stands_still_keeps_containers_back_until_it_goes_on(worl
         print(f"the cluster knew after {time.monotonic() - began:.0f} s")
         late = world.pod("late-frozen", 1, 1000)
         world.wait(lambda: "MPS manager" in world.space.reasons("late-frozen"), "it is told why")
-        assert mpsfiles.is_daemon_listening(world.home(0) / mps.CLIENTS), "its daemon serves who is on the card"
+        assert mpsfiles.is_daemon_listening(world.home(0) / mps.CLIENTS_FOLDER), "its daemon serves who is on the card"
         assert (world.starts(runs), world.starts(late)) == (1, 0)
     world.started(late)
     for index in range(2):
@@ -473,7 +473,7 @@ def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world)
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in output
     assert any("Read-only file system" in line for line in output), "nobody but the agent writes there"
     seen = world.space.kubectl(
-        "exec", "job", "-c", shareagent.CONTAINER, "--", "sh", "-c",
+        "exec", "job", "-c", shareagent.CONTAINER_NAME, "--", "sh", "-c",
         f"id -u; ls {shareagent.MPS_ROOT}; ls {shareagent.MPS_ROOT}/*/log; ls -d /run/cardwise/node/mps/*/pipe; "
         f"touch {shareagent.MPS_ROOT}/*/ready; env | grep CUDA; ls /dev | grep nvidia; true",
     ).splitlines()  # fmt: skip

@@ -131,7 +131,7 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.copy(cluster.kubeconfig, kubeconfig)
     environment = os.environ | cluster.environment() | {"KUBECONFIG": str(kubeconfig)}
     resources = cluster.api.get(paths.extendedresources())["items"]
-    card = next(entry for entry in resources if entry["spec"]["kind"] == classes.KIND)
+    card = next(entry for entry in resources if entry["spec"]["kind"] == classes.GPU_KIND)
     # What a page has the reader write lies beside the checkout, not in it.
     for part in ROOT.iterdir():
         (folder / part.name).symlink_to(part)

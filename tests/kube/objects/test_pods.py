@@ -33,7 +33,7 @@ def test_only_containers_with_cards_count_for_the_user_of_mps():
     containers = [{"name": f"c{uid}", "securityContext": {"runAsUser": uid}} for uid in (1000, 2000)]
     spec = pods.spec_of({"containers": containers})
     users = [pods.mps_client_of_pod({}, spec, keys).user for keys in (["0"], ["1"], ["0", "1"], [])]
-    assert users == [1000, 2000, mpsprofile.MIXED, mpsprofile.MIXED]
+    assert users == [1000, 2000, mpsprofile.MIXED_USERS, mpsprofile.MIXED_USERS]
 
 
 def test_a_mirror_pod_is_static():

@@ -64,9 +64,9 @@ class Card:
 
     def runs(self) -> "Card":
         self.dies()
-        (self.home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
+        (self.home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET).unlink(missing_ok=True)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.bind(str(self.home / mps.CLIENTS / mps.CONTROL))
+        self.socket.bind(str(self.home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET))
         self.socket.listen()
         return self
 
@@ -75,9 +75,9 @@ class Card:
         if self.socket is not None:
             self.socket.close()
             self.socket = None
-            (self.home / mps.CLIENTS / mps.CONTROL).unlink()
+            (self.home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET).unlink()
             dead = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            dead.bind(str(self.home / mps.CLIENTS / mps.CONTROL))
+            dead.bind(str(self.home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET))
             dead.close()
         return self
 
@@ -166,7 +166,7 @@ class Pod:
 
     def connected(self, container: str = "") -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        client.connect(str(self.folder / container / shareagent.SOCKET))
+        client.connect(str(self.folder / container / shareagent.SOCKET_FILE))
         client.settimeout(SECONDS)
         self.serve()
         return client
@@ -175,7 +175,7 @@ class Pod:
         return self.get("/readyz")[0] == 200
 
     def document(self, container: str) -> dict[str, Any]:
-        share: dict[str, Any] = json.loads((self.folder / container / shareagent.FILE).read_text())
+        share: dict[str, Any] = json.loads((self.folder / container / shareagent.SHARE_FILE).read_text())
         return share
 
 

@@ -101,7 +101,7 @@ def test_what_breaks_later_takes_nothing_back(pod, card):
     card.dies().says(state=MpsState.DOWN, reason="the daemon died")
     assert 'cardwise_share_mps_usable{uuid="GPU-1"} 0' in pod.later().get("/metrics")[1]
     assert pod.get("/readyz") == (200, "MPS on GPU GPU-1 is Down, not Ready: the daemon died\n"), "containers run"
-    (card.home / mps.READY).write_text("garbage")
+    (card.home / mps.READY_FILE).write_text("garbage")
     assert "does not serve" in pod.later().get("/readyz")[1]
     assert pod.document("0")["enforced"] == "mps"
     card.runs().says(state=MpsState.READY, reason="", checked=pod.clock.now())
@@ -134,7 +134,7 @@ def test_an_agent_that_restarts_while_mps_is_away_leaves_a_running_pod_ready(pod
     code, body = pod.again().get("/readyz")
     assert code == 200
     assert "GPU-1 is Down" in body, "and says what is the matter all the same"
-    assert not (pod.folder / "0" / shareagent.STARTED).exists(), "no container can make or see it"
+    assert not (pod.folder / "0" / shareagent.STARTED_FILE).exists(), "no container can make or see it"
 
 
 def test_an_agent_that_restarts_before_the_pod_has_started_goes_on_waiting(pod, card):
@@ -224,7 +224,7 @@ def test_who_says_nothing_is_dropped_after_some_seconds(pod, card):
 def test_the_hook_of_frameworks_is_laid_out_before_the_pod_starts(pod):
     pod.start(assignment(c0=[share()]), wait=False, hook=True)
     assert pod.ready()
-    hook = pod.folder / shareagent.HOOK
+    hook = pod.folder / shareagent.HOOK_FOLDER
     environ = {"PYTHONPATH": str(hook), "PATH": os.environ["PATH"]}
     loaded = "import sitecustomize, cardwise.share; print(sitecustomize.__file__)"
     ran = subprocess.run([sys.executable, "-c", loaded], env=environ, capture_output=True, text=True, check=True)
@@ -233,12 +233,12 @@ def test_the_hook_of_frameworks_is_laid_out_before_the_pod_starts(pod):
 
 
 def test_a_hook_that_cannot_be_laid_out_holds_the_pod_back_and_says_why(pod):
-    (pod.folder / shareagent.HOOK).write_text("in the way")
+    (pod.folder / shareagent.HOOK_FOLDER).write_text("in the way")
     pod.start(assignment(c0=[share()]), wait=False, hook=True)
     code, message = pod.get("/readyz")
     assert code == 503
     assert "the frameworks' hook cannot be installed" in message
-    (pod.folder / shareagent.HOOK).unlink()
+    (pod.folder / shareagent.HOOK_FOLDER).unlink()
     assert pod.later().ready()
 
 
@@ -248,7 +248,7 @@ def test_as_a_process_it_serves_and_ends_at_once(pod, number):
     with subprocess.Popen(AGENT, env=pod.environment(assignment(c0=[share()])), stderr=subprocess.PIPE) as process:
         assert any(b"may start" in line for line in process.stderr)
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        client.connect(str(pod.folder / shareagent.SOCKET))  # somebody who never says anything
+        client.connect(str(pod.folder / shareagent.SOCKET_FILE))  # somebody who never says anything
         done = command("--probe", env=pod.env)
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
         process.send_signal(number)

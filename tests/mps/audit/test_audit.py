@@ -16,7 +16,7 @@ from mps.audit import audit
 from mps.audit.audit import AuditSettings
 from mps.audit.findings import PodGrant, Reason, Violation
 from mps.host.pods import ContainerView
-from mps.host.processes import SERVER
+from mps.host.processes import SERVER_PROGRAM
 from tests.build import budget
 from tests.mps import records
 from tests.mps.mpsnode import NODE, Node, uuid_of
@@ -195,7 +195,7 @@ def test_the_server_is_nobodys_use_but_a_tenant_that_calls_itself_so_is(node, ru
     node.wait_ready()
     (server,) = node.servers()
     node.set_use(0, server.pid, 400)
-    node.use(0, 3000, "disguised", name=SERVER)
+    node.use(0, 3000, "disguised", name=SERVER_PROGRAM)
     run_audits(node, 3)
     ((_, reason, text, _),) = node.events.all
     assert reason == "MemoryOverrun"

@@ -68,7 +68,7 @@ class World:
 
     @property
     def pipe(self) -> Path:
-        return self.folder / mps.PIPE
+        return self.folder / mps.PIPE_FOLDER
 
     @property
     def log(self) -> Path:
@@ -106,7 +106,7 @@ class World:
     def _listens(self) -> bool:
         """What `mpsfiles.is_daemon_listening` asks is true a moment earlier: from `bind` on."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-            return client.connect_ex(str(self.pipe / mps.CONTROL)) == 0
+            return client.connect_ex(str(self.pipe / mps.CONTROL_SOCKET)) == 0
 
     def kill(self) -> None:
         self.daemon.signal(signal.SIGKILL)

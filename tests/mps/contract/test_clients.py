@@ -26,7 +26,7 @@ class TestClients:
         def code(seconds: float = 120.0) -> int:
             done = subprocess.run(
                 [sys.executable, "-c", self.INIT, library],
-                env=program.environment | {mps.PIPE_ENV: str(program.folder / mps.CLIENTS)},
+                env=program.environment | {mps.PIPE_ENV: str(program.folder / mps.CLIENTS_FOLDER)},
                 capture_output=True,
                 timeout=seconds,
                 check=True,
@@ -50,7 +50,7 @@ class TestClients:
         program.start()
         directories.open_to_clients(program.folder)
         program.kill()
-        assert (program.folder / mps.CLIENTS / mps.CONTROL).exists()
+        assert (program.folder / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET).exists()
         assert init() == self.NO_DEVICE, "a stale socket is nobody's"
 
     def test_a_server_that_cannot_start_fails_them(self, shared, init):

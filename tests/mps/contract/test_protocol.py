@@ -64,7 +64,7 @@ class TestProgram:
         assert b"Cannot find MPS control daemon process" in done.stdout + done.stderr
 
     def test_who_connects_and_says_nothing_keeps_all_others_waiting(self, process):
-        path = process.pipe / mps.CONTROL
+        path = process.pipe / mps.CONTROL_SOCKET
 
         def connections() -> int:
             lines = Path("/proc/net/unix").read_text().splitlines()

@@ -82,5 +82,5 @@ class TestTenants:
         )
         assert list(precious.parent.iterdir()) == [precious]
         assert not any(path.is_symlink() for path in program.pipe.iterdir())
-        assert [path.name for path in (folder / mps.CLIENTS).iterdir()] == [mps.CONTROL]
+        assert [path.name for path in (folder / mps.CLIENTS_FOLDER).iterdir()] == [mps.CONTROL_SOCKET]
         assert size(program.pipe) < 1000, "and the node's memory is not filled"

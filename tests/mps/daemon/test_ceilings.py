@@ -145,7 +145,7 @@ def test_a_manager_that_does_not_know_the_pods_keeps_the_ceilings_that_there_are
 
 def test_a_new_daemon_is_not_reached_by_clients_before_it_has_its_ceiling(node, monkeypatch):
     """Until then a process without a limit of its own would get the whole card."""
-    link, setting = node.home() / mps.CLIENTS / mps.CONTROL, "set_default_device_pinned_mem_limit 0 8192M"
+    link, setting = node.home() / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET, "set_default_device_pinned_mem_limit 0 8192M"
     commands = []  # and whether a client could have come before
     obey = double.Daemon.obey
     monkeypatch.setattr(double.Daemon, "obey", lambda *args: commands.append((args[1], link.exists())) or obey(*args))

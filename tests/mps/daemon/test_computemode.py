@@ -28,7 +28,7 @@ def publish(home: Path, *, enforced: bool) -> None:
 def test_a_card_whose_mode_cannot_be_noted_is_not_closed(node, tmp_path):
     """It would stay closed for ever: nobody would know that it was open before."""
     use, home = SimulatedGpus(node.cards_file), tmp_path / "home"
-    in_the_way = home / mps.MODES
+    in_the_way = home / mps.MODES_FILE
     in_the_way.mkdir(parents=True)
     with pytest.raises(OSError, match="directory"):
         computemode.close_cards(home, use, [uuid_of(0)])
@@ -47,9 +47,9 @@ def test_a_card_whose_former_mode_is_lost_or_cannot_be_read_is_opened(node, tmp_
     computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
     if content is None:
-        (home / mps.MODES).unlink()
+        (home / mps.MODES_FILE).unlink()
     else:
-        (home / mps.MODES).write_bytes(content)
+        (home / mps.MODES_FILE).write_bytes(content)
     with capture_logs() as logs:
         if closed_again:  # by the next process, for which it is closed already
             computemode.close_cards(home, use, [uuid_of(0)])
@@ -57,7 +57,7 @@ def test_a_card_whose_former_mode_is_lost_or_cannot_be_read_is_opened(node, tmp_
         assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT
     assert logs[0]["event"] == (DELETED if content is None else UNREADABLE)
-    assert not (home / mps.MODES).exists()
+    assert not (home / mps.MODES_FILE).exists()
 
 
 @pytest.mark.parametrize("enforced", [None, False, True])
@@ -75,7 +75,7 @@ def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path, enforced):
     assert not mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0)), "not by us"
     assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
-    assert not (home / mps.MODES).exists()
+    assert not (home / mps.MODES_FILE).exists()
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -87,7 +87,7 @@ def test_a_card_that_has_left_the_machine_is_nothing_to_reopen(node, tmp_path, d
     computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
     if deleted:
-        (home / mps.MODES).unlink()
+        (home / mps.MODES_FILE).unlink()
     kept = node.cards_file.read_text()
     node.cards_file.write_text("cards: []")
     use = SimulatedGpus(node.cards_file)
@@ -105,7 +105,7 @@ def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
     home.mkdir()
     computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
-    (home / mps.MODES).unlink()
+    (home / mps.MODES_FILE).unlink()
     assert mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0))
     assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     publish(home, enforced=False)
@@ -116,5 +116,5 @@ def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
 def test_former_modes_that_cannot_be_read_do_not_stop_the_check_of_a_card(tmp_path, content):
     home = Path(mps.folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
-    (home / mps.MODES).write_text(content)
+    (home / mps.MODES_FILE).write_text(content)
     assert not mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0))

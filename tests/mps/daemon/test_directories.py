@@ -21,7 +21,7 @@ def test_folders_are_open_to_all_whatever_the_umask(folder):
 
 def test_the_next_daemon_finds_its_folder_of_pipes_empty_and_in_order(folder):
     directories.prepare_folders(folder)
-    pipe, precious = folder / mps.PIPE, folder / "precious"
+    pipe, precious = folder / mps.PIPE_FOLDER, folder / "precious"
     precious.mkdir()
     (precious / "file").touch()
     kept = pipe.stat()
@@ -44,11 +44,11 @@ def test_the_next_daemon_finds_its_folder_of_pipes_empty_and_in_order(folder):
 def test_what_a_share_agent_has_mounted_over_the_folder_of_pipes_stays_there(folder):
     """The kernel takes mounts in other namespaces away with the folder that they are on."""
     directories.prepare_folders(folder)
-    pipe = folder / mps.PIPE
+    pipe = folder / mps.PIPE_FOLDER
     script = f"mount -t tmpfs none {pipe} && echo covered && read _ && ls {pipe}"
     command = ["unshare", "--mount", "--propagation=private", "sh", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout.readline() == "covered\n"
         directories.reset_pipe(folder)
-        (pipe / mps.CONTROL).touch()
+        (pipe / mps.CONTROL_SOCKET).touch()
         assert agent.communicate("\n")[0] == "", "it sees the next daemon's files"

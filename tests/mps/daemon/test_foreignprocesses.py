@@ -14,7 +14,7 @@ from cardwise.kube.events import ObjectRef
 from mps.audit.audit import AuditSettings
 from mps.daemon.foreignprocesses import FORMER_CLIENT_SECONDS, ForeignProcesses
 from mps.daemon.units import DaemonUnit
-from mps.host.processes import SERVER
+from mps.host.processes import SERVER_PROGRAM
 from tests.fakes.clock import FakeClock
 from tests.mps.mpsnode import uuid_of
 from tests.theory import theory_of
@@ -127,7 +127,7 @@ def test_a_process_of_no_pod_is_named_and_keeps_the_card_closed(ready):
 
 def test_who_calls_itself_a_server_is_none(ready):
     die(ready)
-    ready.use(0, 300, "thief", name=SERVER)
+    ready.use(0, 300, "thief", name=SERVER_PROGRAM)
     ready.pass_time(60.0)
     assert ready.status().state is MpsState.DOWN
 

@@ -147,7 +147,7 @@ def test_garbage_in_the_pipe_costs_at_most_a_restart(node, monkeypatch):
 def test_each_daemon_finds_its_folder_of_pipes_empty(node):
     node.start()
     node.wait_ready()
-    mounted, covered = (node.home() / mps.CLIENTS).stat(), os.open(node.pipe(), os.O_PATH)
+    mounted, covered = (node.home() / mps.CLIENTS_FOLDER).stat(), os.open(node.pipe(), os.O_PATH)
     (node.pipe() / "control_lock").touch()
     node.daemon().kill()
     node.until(node.problem)
@@ -155,6 +155,6 @@ def test_each_daemon_finds_its_folder_of_pipes_empty(node):
     assert os.path.samestat(os.fstat(covered), node.pipe().stat()), "share agents have a mount on it"
     os.close(covered)
     assert [entry.name for entry in node.pipe().iterdir()] == ["control"]
-    assert [entry.name for entry in (node.home() / mps.CLIENTS).iterdir()] == ["control"]
-    assert mpsfiles.is_daemon_listening(node.home() / mps.CLIENTS)
-    assert os.path.samestat((node.home() / mps.CLIENTS).stat(), mounted), "containers have it mounted"
+    assert [entry.name for entry in (node.home() / mps.CLIENTS_FOLDER).iterdir()] == ["control"]
+    assert mpsfiles.is_daemon_listening(node.home() / mps.CLIENTS_FOLDER)
+    assert os.path.samestat((node.home() / mps.CLIENTS_FOLDER).stat(), mounted), "containers have it mounted"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api.mps import MpsState
 from mps.daemon import machine
-from mps.daemon.machine import OK, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
+from mps.daemon.machine import OK_RESULT, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
 from tests.theory import theory_of
 
 PACE = DaemonPace()
@@ -26,7 +26,7 @@ def drive(
             now = max(now + 0.01, min(subject.act_due_at, until))
             continue
         done.append(act)
-        subject = machine.next_machine(subject, outcomes.get(act, OK), now, PACE)
+        subject = machine.next_machine(subject, outcomes.get(act, OK_RESULT), now, PACE)
         now += 0.01
     return subject, done
 
@@ -51,11 +51,11 @@ def test_the_example_of_the_docstring():
 
     delays = []
     for _ in range(8):
-        failed = machine.next_machine(subject, OK, 20.0, PACE)
+        failed = machine.next_machine(subject, OK_RESULT, 20.0, PACE)
         assert failed.phase is DaemonPhase.DOWN
         delays.append(failed.act_due_at - 20.0)
         subject = machine.next_machine(
-            machine.next_machine(failed, OK, failed.act_due_at, PACE), OK, failed.act_due_at, PACE
+            machine.next_machine(failed, OK_RESULT, failed.act_due_at, PACE), OK_RESULT, failed.act_due_at, PACE
         )
         subject = machine.next_machine(
             machine.next_machine(subject, silent, 20.0, PACE), silent, subject.phase_deadline, PACE
@@ -66,8 +66,10 @@ def test_the_example_of_the_docstring():
         in theory
     )
     assert max(delays) == longest
-    stable = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable_after, PACE)
-    before = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable_after - 0.1, PACE)
+    stable = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK_RESULT, PACE.stable_after, PACE)
+    before = machine.next_machine(
+        Machine(phase=DaemonPhase.READY, failures=3), OK_RESULT, PACE.stable_after - 0.1, PACE
+    )
     assert f"After {PACE.stable_after:g} s of READY the failures are forgotten" in theory
     assert (before.failures, stable.failures) == (3, 0)
 
@@ -77,7 +79,7 @@ def test_nothing_is_ready_before_its_settings_and_its_server_are():
     for act in GOOD:
         assert machine.mps_state(subject) is not MpsState.READY
         assert machine.next_act(subject, now) is act
-        subject = machine.next_machine(subject, OK, now, PACE)
+        subject = machine.next_machine(subject, OK_RESULT, now, PACE)
     assert machine.mps_state(subject) is MpsState.READY
 
 
@@ -102,7 +104,7 @@ def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
     subject = machine.next_machine(ready(), ActResult(outcome, "hm"), 2.0, PACE)
     assert machine.mps_state(subject) is MpsState.DOWN
     assert machine.next_act(subject, 2.0) is Act.PROBE, "at once"
-    assert machine.next_machine(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
+    assert machine.next_machine(subject, OK_RESULT, 2.0, PACE).phase is DaemonPhase.READY
     assert machine.next_act(machine.next_machine(subject, ActResult(outcome), 2.0, PACE), 2.0) is Act.KILL
 
 
@@ -112,7 +114,7 @@ def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
     assert (machine.mps_state(subject), subject.reason) == (MpsState.DOWN, "server 7 is stopped")
     subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.probe_timeout, 2.0)
     assert set(done) == {Act.PROBE}, "a moment under a debugger costs no daemon"
-    assert machine.next_machine(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
+    assert machine.next_machine(subject, OK_RESULT, 5.0, PACE).phase is DaemonPhase.READY
     assert machine.next_act(machine.next_machine(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
     subject, _ = drive(machine.take_over(0.0, PACE), {Act.WARM: frozen}, PACE.probe_timeout + 1.0)
     assert subject.reason == "not ready in time: server 7 is stopped", "also where a former manager left it so"
@@ -149,7 +151,9 @@ def test_one_silence_in_a_fault_ends_nothing_and_two_do(outcome):
     subject = machine.next_machine(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE)
     subject = machine.next_machine(subject, ActResult(outcome, "slow"), 4.0, PACE)
     assert machine.next_act(subject, 4.0) is Act.PROBE, "at once"
-    assert machine.next_act(machine.next_machine(subject, OK, 4.0, PACE), 4.0) is Act.CONFIGURE, "healed meanwhile"
+    assert machine.next_act(machine.next_machine(subject, OK_RESULT, 4.0, PACE), 4.0) is Act.CONFIGURE, (
+        "healed meanwhile"
+    )
     assert machine.next_act(machine.next_machine(subject, ActResult(outcome), 4.0, PACE), 4.0) is Act.KILL
 
 
@@ -178,7 +182,7 @@ def test_the_next_fault_has_a_grace_of_its_own():
 
 def test_a_fault_that_heals_is_compared_before_it_is_ready():
     subject = machine.next_machine(ready(), ActResult(Outcome.FAULT), 2.0, PACE)
-    subject = machine.next_machine(subject, OK, 4.0, PACE)
+    subject = machine.next_machine(subject, OK_RESULT, 4.0, PACE)
     assert machine.next_act(subject, 4.0) is Act.CONFIGURE
 
 
@@ -195,7 +199,7 @@ def test_off_is_reached_in_good_order_and_gives_the_cards_back():
 def test_off_is_reached_from_wherever_a_start_is(acts):
     subject = Machine()
     for _ in range(acts):
-        subject = machine.next_machine(subject, OK, 0.0, PACE)
+        subject = machine.next_machine(subject, OK_RESULT, 0.0, PACE)
     subject, _ = drive(machine.set_enabled(subject, False, 0.0, PACE), {}, 20.0)
     assert machine.mps_state(subject) is MpsState.OFF
 

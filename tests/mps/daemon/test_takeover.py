@@ -6,7 +6,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB
 from mps.host.cgroups import CgroupMembership
-from mps.host.processes import CONTROL, SERVER
+from mps.host.processes import CONTROL_PROGRAM, SERVER_PROGRAM
 from tests.mps.mpsnode import uuid_of
 
 
@@ -100,7 +100,7 @@ def test_after_a_change_of_scope_only_folders_that_are_served_say_how_mps_is(pai
     pair.crash()
     pair.start(scope=DaemonScope.CARD)
     pair.wait_ready(0)
-    for name in (mps.READY, f"{mps.CLIENTS}/{mps.CONTROL}"):
+    for name in (mps.READY_FILE, f"{mps.CLIENTS_FOLDER}/{mps.CONTROL_SOCKET}"):
         assert (own / name).exists()
         assert not (whole / name).exists()
 
@@ -143,7 +143,10 @@ def test_a_state_file_of_a_manager_that_hangs_goes_stale(node):
 
 def test_a_tenants_process_is_no_daemon_and_no_server_whatever_it_calls_itself(node):
     environment, tenant = {mps.PIPE_ENV: str(node.pipe())}, CgroupMembership("uid-tenant", "c")
-    server, daemon = node.host.add(SERVER, environment, tenant), node.host.add(CONTROL, environment, tenant)
+    server, daemon = (
+        node.host.add(SERVER_PROGRAM, environment, tenant),
+        node.host.add(CONTROL_PROGRAM, environment, tenant),
+    )
     node.start()
     node.wait_ready()
     assert node.status().daemon_pid == node.daemon().pid != daemon.pid, "it was not taken over"

@@ -16,7 +16,7 @@ from deviceplugin.grants.grants import Grant
 from deviceplugin.grants.mpswait import HasManager, MpsNotReady, MpsWait
 from mps.daemon import machine
 from mps.host.cgroups import CgroupMembership
-from mps.host.processes import CONTROL
+from mps.host.processes import CONTROL_PROGRAM
 from tests.mps.mpsnode import CID, DOUBLE, P100, uuid_of
 
 LOOK = 61.0  # seconds after which the manager has looked again
@@ -27,7 +27,7 @@ UNAVAILABLE = MpsState.UNAVAILABLE
 @pytest.fixture
 def program(folder) -> Path:
     """Where the control program is missing."""
-    return folder / "bin" / CONTROL
+    return folder / "bin" / CONTROL_PROGRAM
 
 
 def install(program: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_program_that_is_installed_is_found_within_a_minute_and_the_cards_come
     node.pass_time(LOOK)
     node.wait_ready()
     assert node.mode() == "ExclusiveProcess"
-    assert not (node.home() / mps.UNAVAILABLE).exists()
+    assert not (node.home() / mps.UNAVAILABLE_FILE).exists()
 
 
 def test_mps_waits_for_the_end_of_the_pods_that_run_without_it_also_after_a_restart(node, program):
@@ -249,7 +249,7 @@ def test_a_card_in_mig_mode_beside_the_daemon_of_the_node(make_node):
 )
 def test_a_hosts_daemon_keeps_its_cards(pair, environment, served):
     """Indices without PCI_BUS_ID may mean any card."""
-    daemon = pair.host.add(CONTROL, {mps.PIPE_ENV: "/tmp/nvidia-mps"} | environment)
+    daemon = pair.host.add(CONTROL_PROGRAM, {mps.PIPE_ENV: "/tmp/nvidia-mps"} | environment)
     pair.start()
     for index in (0, 1):
         until_state(pair, UNAVAILABLE if index in served else MpsState.READY, index)
@@ -289,7 +289,7 @@ def test_a_daemon_with_other_folders_is_not_cardwises(node):
 
 
 def test_a_tenants_process_of_that_name_keeps_nobody_from_mps(node):
-    node.host.add(CONTROL, {mps.PIPE_ENV: "/tmp/nvidia-mps"}, CgroupMembership("uid-tenant", "c" * 64))
+    node.host.add(CONTROL_PROGRAM, {mps.PIPE_ENV: "/tmp/nvidia-mps"}, CgroupMembership("uid-tenant", "c" * 64))
     node.start()
     node.wait_ready()
 
@@ -378,7 +378,7 @@ def test_foreign_processes_keep_a_card_down_as_before(node):
 
 def test_a_note_that_cannot_be_written_keeps_everything_from_starting(node, program):
     """Without it the next manager would close the card under its pods."""
-    blocked = node.home() / mps.UNAVAILABLE
+    blocked = node.home() / mps.UNAVAILABLE_FILE
     blocked.parent.mkdir(parents=True)
     blocked.symlink_to(node.root / "no" / "such" / "folder")
     node.start(control=program)

@@ -13,7 +13,7 @@ import pytest
 from cardwise.core.api import mps
 from mps.host import cgroups, processes
 from mps.host.cgroups import CgroupMembership
-from mps.host.processes import CONTROL, FOREGROUND, LOCAL, SERVER
+from mps.host.processes import CONTROL_PROGRAM, FOREGROUND_OPTION, LOCAL, SERVER_PROGRAM
 
 SECONDS = 60.0  # in which a process that was signalled has ended
 STAY = "import signal; print(flush=True); signal.pause()"
@@ -47,17 +47,17 @@ def output() -> Iterator[int]:
 
 
 def test_daemons_of_others_are_those_with_another_folder_and_no_front_ends(folder, running):
-    ours, others = running(CONTROL, FOREGROUND), running(CONTROL, "-d", pipe="other")
-    front_end = running(CONTROL, pipe="other")
+    ours, others = running(CONTROL_PROGRAM, FOREGROUND_OPTION), running(CONTROL_PROGRAM, "-d", pipe="other")
+    front_end = running(CONTROL_PROGRAM, pipe="other")
     listed = {daemon.pid: daemon.pipe for daemon in LOCAL.other_daemons(folder / "pipe")}
     assert listed[others.pid] == str(folder / "other")
     assert listed.keys().isdisjoint({ours.pid, front_end.pid})
 
 
 def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
-    daemon, server = running(CONTROL, FOREGROUND), running(SERVER)
-    running(CONTROL)  # its front end
-    running(CONTROL, FOREGROUND, pipe="other")
+    daemon, server = running(CONTROL_PROGRAM, FOREGROUND_OPTION), running(SERVER_PROGRAM)
+    running(CONTROL_PROGRAM)  # its front end
+    running(CONTROL_PROGRAM, FOREGROUND_OPTION, pipe="other")
     (listed,) = LOCAL.daemons(folder / "pipe")
     assert (listed.pid, listed.is_alive()) == (daemon.pid, True)
     assert [process.pid for process in LOCAL.servers(folder / "pipe")] == [server.pid]
@@ -68,7 +68,7 @@ def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
 
 
 def test_those_of_tenants_are_neither(folder, running, monkeypatch):
-    theirs = [running(CONTROL, FOREGROUND).pid, running(SERVER).pid]
+    theirs = [running(CONTROL_PROGRAM, FOREGROUND_OPTION).pid, running(SERVER_PROGRAM).pid]
     real = cgroups.read_memberships
     monkeypatch.setattr(
         cgroups, "read_memberships", lambda pid: (CgroupMembership("uid-tenant", "c"),) if pid in theirs else real(pid)
@@ -86,7 +86,7 @@ def test_a_process_cannot_write_to_the_terminal_of_who_reads_its_name(tmp_path, 
 
 
 def test_one_that_has_ended_is_signalled_no_more(folder, running):
-    daemon = running(CONTROL, FOREGROUND)
+    daemon = running(CONTROL_PROGRAM, FOREGROUND_OPTION)
     (listed,) = LOCAL.daemons(folder / "pipe")
     listed.signal(signal.SIGKILL)
     assert daemon.wait(SECONDS) == -signal.SIGKILL
@@ -98,7 +98,7 @@ def test_one_that_has_ended_is_signalled_no_more(folder, running):
 
 
 def test_a_number_that_another_process_has_now_is_not_it(folder, running):
-    running(CONTROL, FOREGROUND)
+    running(CONTROL_PROGRAM, FOREGROUND_OPTION)
     (daemon,) = LOCAL.daemons(folder / "pipe")
     former = type(daemon)(daemon.pid, daemon.start_time - 1)
     assert not former.is_alive()
@@ -144,7 +144,7 @@ def test_of_what_a_process_was_started_with_only_the_beginning_is_read(tmp_path,
     """Tenants start as many processes with megabytes of arguments and variables as they like."""
     monkeypatch.setattr(processes, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "cmdline").write_bytes(f"/usr/bin/{SERVER}\0".encode() + b"a\0" * 500_000)
+    (tmp_path / "7" / "cmdline").write_bytes(f"/usr/bin/{SERVER_PROGRAM}\0".encode() + b"a\0" * 500_000)
     (tmp_path / "7" / "environ").write_bytes(b"A=1\0" + b"".join(b"V%d=x\0" % i for i in range(200_000)))
     assert LOCAL.is_server(7)
     assert len(processes._read_arguments(tmp_path / "7")) < 40_000

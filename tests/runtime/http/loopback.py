@@ -41,7 +41,7 @@ class Serving:
         self.long_pool = long_pool = CallThreads("long", 2)
 
         def route(environ: Environ) -> CallThreads:
-            return pool if environ[httpcalls.LONG_OWNER] is None else long_pool
+            return pool if environ[httpcalls.LONG_OWNER_KEY] is None else long_pool
 
         self.server = HttpServer(
             self.app,
@@ -54,9 +54,9 @@ class Serving:
         self.thread.start()
 
     def app(self, environ, start_response):
-        self.arrived.append(environ[httpcalls.ARRIVED])
+        self.arrived.append(environ[httpcalls.ARRIVED_KEY])
         self.paths.append(environ["PATH_INFO"])
-        if environ["PATH_INFO"] == "/long" and environ[httpcalls.LONG_OWNER] is None:
+        if environ["PATH_INFO"] == "/long" and environ[httpcalls.LONG_OWNER_KEY] is None:
             environ["wsgi.input"].read()
             httpcalls.move_long_call(environ, environ["QUERY_STRING"])
         if environ["PATH_INFO"] in ("/wait", "/long"):

@@ -33,7 +33,7 @@ class Answering(Serving):
             assert self.released.wait(PATIENCE)
             self.released.clear()
         elif path == "/close":
-            environ[httpcalls.CLOSE]()
+            environ[httpcalls.CLOSE_KEY]()
         elif path == "/fail":
             raise RuntimeError("the application has failed")
         start_response("200 OK", [])

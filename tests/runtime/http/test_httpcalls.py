@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import (
-    SOCKET,
+    SOCKET_KEY,
     BadHttpCall,
     HttpCall,
     Reader,
@@ -122,11 +122,11 @@ def test_a_body_of_the_maximum_size_is_read_and_a_larger_one_is_not(sent):
 def test_a_call_is_abandoned_once_its_client_has_closed_the_connection():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert not is_abandoned({SOCKET: ours})
+        assert not is_abandoned({SOCKET_KEY: ours})
         theirs.sendall(b"the next call")
-        assert not is_abandoned({SOCKET: ours})
+        assert not is_abandoned({SOCKET_KEY: ours})
         theirs.shutdown(socket.SHUT_WR)
-        assert is_abandoned({SOCKET: ours}), "unread bytes do not matter"
+        assert is_abandoned({SOCKET_KEY: ours}), "unread bytes do not matter"
     assert not is_abandoned({}), "a test without a server"
 
 

@@ -71,7 +71,7 @@ def test_call_after_a_long_one_gets_its_usual_thread(serve):
     assert server.paths == ["/long", "/long", "/short"]
 
 
-@pytest.mark.parametrize("environ", [{}, {httpcalls.LONG_OWNER: "a"}, {httpcalls.LONG_OWNER: ""}])
+@pytest.mark.parametrize("environ", [{}, {httpcalls.LONG_OWNER_KEY: "a"}, {httpcalls.LONG_OWNER_KEY: ""}])
 def test_call_is_not_moved_twice_or_without_long_threads(environ):
     httpcalls.move_long_call(environ, "a")
 

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from cardwise.runtime.tls import rotation
 from cardwise.runtime.tls.certs import KeyPurpose, new_authority, new_leaf
-from cardwise.runtime.tls.expiry import NAME, Expiry
+from cardwise.runtime.tls.expiry import METRIC_NAME, Expiry
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -19,7 +19,7 @@ def test_expiry_of_each_certificate_is_exported(tmp_path):
     registry.register(Expiry(tmp_path))
 
     def end_of(certificate: str) -> float | None:
-        return registry.get_sample_value(NAME, {"certificate": certificate})
+        return registry.get_sample_value(METRIC_NAME, {"certificate": certificate})
 
     assert end_of("server") == (NOW + timedelta(days=10)).timestamp()
     assert end_of("authority") == (NOW + timedelta(days=100)).timestamp(), "the one that signs"
@@ -34,7 +34,7 @@ def test_files_that_cannot_be_read_do_not_break_the_scrape(tmp_path):
     (tmp_path / rotation.SERVER_CERT).write_text("no certificate")
     registry = CollectorRegistry()
     registry.register(Expiry(tmp_path / "nowhere"))
-    assert registry.get_sample_value(NAME, {"certificate": "server"}) is None
+    assert registry.get_sample_value(METRIC_NAME, {"certificate": "server"}) is None
     registry = CollectorRegistry()
     registry.register(Expiry(tmp_path))
-    assert registry.get_sample_value(NAME, {"certificate": "server"}) is None
+    assert registry.get_sample_value(METRIC_NAME, {"certificate": "server"}) is None

@@ -15,7 +15,7 @@ from cryptography import x509
 from cardwise.kube import errors, paths
 from cardwise.runtime.tls import certs, filesets, rotation
 from cardwise.runtime.tls.certstore import DirStore, SecretStore
-from cardwise.runtime.tls.tls import INTERVAL, ExternalCertificates, Rotator, UnusableCertificates
+from cardwise.runtime.tls.tls import CHECK_INTERVAL_SECONDS, ExternalCertificates, Rotator, UnusableCertificates
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.runtime.tls import certificates
@@ -77,7 +77,7 @@ def test_check_reports_the_bundle_and_retries_after_a_failure(tmp_path, capsys, 
     assert (len(bundles), clock.now() - began <= 1) == (1, True)
     clock.step()
     clock.until_waiting()
-    assert clock.now() - began > INTERVAL
+    assert clock.now() - began > CHECK_INTERVAL_SECONDS
     rotator.stop()
     assert bundles[0] == bundles[1] == (tmp_path / "out" / "ca.crt").read_bytes()
     assert "etcd is away" in capsys.readouterr().out

@@ -16,7 +16,7 @@ LIMIT = str(LIMIT_BYTES)
 
 
 def test_it_knows_the_frameworks_that_the_package_names():
-    assert set(_cardwise_finder.MODULES.values()) == set(FRAMEWORKS)
+    assert set(_cardwise_finder.HOOK_FILE_BY_MODULE.values()) == set(FRAMEWORKS)
 
 
 def test_a_framework_is_told_before_it_runs(container):
@@ -168,7 +168,7 @@ def test_what_the_hook_raises_stays_in_the_hook(container, raised):
 
 
 def test_a_framework_without_the_names_that_the_hook_uses(container):
-    names = (*_cardwise_finder.MODULES, "jax")
+    names = (*_cardwise_finder.HOOK_FILE_BY_MODULE, "jax")
     packages = {f"{part}/__init__.py": "" for name in names for part in parents(name)}
     container.install(packages)
     program = f"import {', '.join(names)}; print('goes on')"

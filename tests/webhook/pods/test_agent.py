@@ -223,7 +223,7 @@ def test_requests_of_a_forged_agent_do_not_count(amounts: Json) -> None:
     classes = (resource_class(name, selector={"matchLabels": labels}) for name, labels in selectors.items())
     namespaces = {"default": Defaults(policy="spread")}  # not for pods that request devices of NVIDIA's plugin
     known = Known(scopes=frozenset({"card"}), known_classes=resource_classes(*classes), namespaces=namespaces)
-    forged = {"name": shareagent.CONTAINER, "command": ["cardwise-agent"], "resources": {"limits": amounts}}
+    forged = {"name": shareagent.CONTAINER_NAME, "command": ["cardwise-agent"], "resources": {"limits": amounts}}
     after, warnings = admitted(build.pod(gpu_mem=8138, init=[sidecar(forged)]), known)
     assert after == admitted(build.pod(gpu_mem=8138), known)[0]
     assert any(text.startswith("spec.initContainers[0].resources: removed ") for text in warnings)

@@ -35,7 +35,7 @@ def test_the_hook_is_mounted_read_only_from_what_the_agent_lays_out() -> None:
     after, warnings = admitted(pod_with_hook())
     assert warnings == ()
     assert has_hook(main(after))
-    assert (HOOK["mountPath"], HOOK["subPath"]) == (share.MOUNT, shareagent.HOOK)
+    assert (HOOK["mountPath"], HOOK["subPath"]) == (share.MOUNT, shareagent.HOOK_FOLDER)
     entries = env(main(after))
     assert entries["PYTHONPATH"]["value"] == "/run/cardwise/python"
     assert share.ENV_FRAMEWORKS not in entries, "left out for all"

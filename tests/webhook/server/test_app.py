@@ -26,9 +26,9 @@ from webhook.server import app as shell
 from webhook.server import review as codec
 from webhook.server import sizes
 
-PATHS = sorted(shell.PATHS)
+PATHS = sorted(shell.DECIDE_BY_PATH)
 OTHERS = ("nodes", "pytorchjobs")  # kinds that the webhook does not know
-KNOWN = sorted({*shell._KNOWN, *OTHERS, "pods/exec"})
+KNOWN = sorted({*shell._KNOWN_RESOURCES, *OTHERS, "pods/exec"})
 PLACES = [(path, resource) for resource in KNOWN for path in paths_of(resource)]
 
 
@@ -80,7 +80,7 @@ def test_pods_of_bindings_are_looked_up_for_the_network_that_sent_the_review(
     client = shell.create_app(known, WebhookSettings(callers_known=callers_known)).test_client()
     sent = {"data": body({"metadata": {"name": "p"}}, "bindings"), "content_type": "application/json"}
     for header in ({}, {"X-Forwarded-For": "10.9.9.9"}):
-        answer = client.post(shell.BINDINGS, **sent, headers=header, environ_base={"REMOTE_ADDR": address})
+        answer = client.post(shell.BINDINGS_PATH, **sent, headers=header, environ_base={"REMOTE_ADDR": address})
         assert answer.get_json()["response"]["allowed"]
     assert known.callers == [caller] * 2
 
@@ -211,7 +211,7 @@ def test_resource_of_another_path_is_not_decoded(
 ) -> None:
     """Reviews of slow classes, sent to the path of Bindings, used to occupy both of its threads."""
     monkeypatch.setattr(codec, "_decode_manifest", None)
-    for suffix in shell.UNITS:
+    for suffix in shell.UNIT_BY_PATH_END:
         answer = post(client, path + suffix, body_of(build.pod(gpu_mem="1Gi"), resource))
         assert answer.status_code == 400
         assert answer.text.startswith(f"the resource '{resource}' is not reviewed at this path; send it where ")

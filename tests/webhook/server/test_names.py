@@ -68,7 +68,7 @@ def review_with_text(
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("text", ATTACKS)
 def test_binding_with_an_invalid_name_causes_no_request(world: World, place: str, text: str) -> None:
-    answer = world.post(shell.BINDINGS, review_with_text(place, text)).get_json()["response"]
+    answer = world.post(shell.BINDINGS_PATH, review_with_text(place, text)).get_json()["response"]
     assert not answer["allowed"]
     assert answer["status"]["message"].startswith(f"{place}: {text!r} is not a name in Kubernetes; write at most")
     assert world.api.requests == []
@@ -85,9 +85,9 @@ def test_pod_with_an_invalid_namespace_causes_no_request(world: World, path: str
 def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
     binding_review = review_with_text("metadata.name", "/pods?limit=0&x=", resource="bindings", sub="")
     binding_review["request"]["name"] = ""
-    assert not world.post(shell.BINDINGS, binding_review).get_json()["response"]["allowed"]
+    assert not world.post(shell.BINDINGS_PATH, binding_review).get_json()["response"]["allowed"]
     binding_review["request"]["object"]["metadata"]["name"] = ""
-    world.post(shell.BINDINGS, binding_review)
+    world.post(shell.BINDINGS_PATH, binding_review)
     assert world.api.requests == []  # in particular, no list request
 
 
@@ -101,7 +101,7 @@ def test_missing_namespace_causes_no_request(world: World, resource: str) -> Non
 
 def test_a_message_quotes_the_beginning_and_the_end_only(world: World) -> None:
     for place in PLACES:
-        answer = world.post(shell.BINDINGS, review_with_text(place, "x/" * 100_000)).get_json()["response"]
+        answer = world.post(shell.BINDINGS_PATH, review_with_text(place, "x/" * 100_000)).get_json()["response"]
         assert len(answer["status"]["message"]) < 200
 
 
@@ -128,7 +128,7 @@ def test_valid_names_are_requested(namespace: str, name: str) -> None:
         BINDING | {"metadata": {"name": name, "namespace": namespace}}, "pods", sub="binding", name=name
     )
     binding_review["request"]["namespace"] = namespace
-    assert world.post(shell.BINDINGS, binding_review).get_json()["response"]["allowed"]
+    assert world.post(shell.BINDINGS_PATH, binding_review).get_json()["response"]["allowed"]
     assert [call.path for call in world.api.sent("get")] == [paths.pods(namespace, name)]
 
 
@@ -136,7 +136,7 @@ def test_valid_names_are_requested(namespace: str, name: str) -> None:
 @given(place=st.sampled_from(PLACES), text=st.text(max_size=300))
 def test_any_text_causes_at_most_a_get_of_one_pod(place: str, text: str) -> None:
     world = World()
-    assert world.post(shell.BINDINGS, review_with_text(place, text)).status_code == 200
+    assert world.post(shell.BINDINGS_PATH, review_with_text(place, text)).status_code == 200
     for request in world.api.requests:
         assert (request.verb, request.query) == ("get", {})
         assert request.path.startswith("/api/v1/namespaces/")

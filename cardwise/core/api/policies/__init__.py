@@ -54,9 +54,9 @@ __all__ = [
 # The table: one row for each policy.
 POLICIES: Final[Mapping[str, Policy]] = {policy.name: policy for policy in (BINPACK, PRICED, SPREAD, SPREAD_BY)}
 
-DEFAULT: Final = PRICED.name
+DEFAULT_POLICY: Final = PRICED.name
 # Decides instead of a scored policy while the scored policy has no scores.
-FALLBACK: Final = BINPACK.name
+FALLBACK_POLICY: Final = BINPACK.name
 # The policies that choose cards: one of them is the policy of the extender.
 CARD_POLICIES: Final = tuple(sorted(name for name, policy in POLICIES.items() if policy.rank_nodes is None))
 _EXAMPLE_LABEL: Final = "topology.kubernetes.io/zone"

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from cardwise.core.api.cards import PLACE, POSITION
+from cardwise.core.api.cards import POSITION_BITS, POSITION_MASK
 from cardwise.core.api.policies.policy import Pick, Policy
 
 
@@ -14,7 +14,7 @@ def pick_card(codes: Sequence[int], min_free: int) -> Pick | None:
     if index == len(codes):
         return None
     code = codes[index]
-    return -(code >> POSITION), code & PLACE
+    return -(code >> POSITION_BITS), code & POSITION_MASK
 
 
 BINPACK: Final = Policy(name="binpack", pick_card=pick_card)

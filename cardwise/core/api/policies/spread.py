@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-from cardwise.core.api.cards import PLACE, POSITION, card_code
+from cardwise.core.api.cards import POSITION_BITS, POSITION_MASK, card_code
 from cardwise.core.api.policies.policy import CardOrder, Pick, Policy
 
 
@@ -12,8 +12,8 @@ def pick_card(codes: Sequence[int], min_free: int) -> Pick | None:
     """Pick the card with the most free memory; the lowest index if several are equal."""
     if not codes or codes[-1] < min_free:
         return None
-    free = codes[-1] >> POSITION
-    return free, codes[bisect_left(codes, card_code(free))] & PLACE
+    free = codes[-1] >> POSITION_BITS
+    return free, codes[bisect_left(codes, card_code(free))] & POSITION_MASK
 
 
 SPREAD: Final = Policy(

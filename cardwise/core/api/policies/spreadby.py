@@ -14,7 +14,7 @@ from typing import Final
 from cardwise.core.api.policies import binpack
 from cardwise.core.api.policies.policy import NodeFacts, Policy
 
-_NO_DOMAIN: Final = 1 << 62  # the rank of nodes without the label: more than the peers of any pod
+_RANK_WITHOUT_LABEL: Final = 1 << 62  # the rank of nodes without the label: more than the peers of any pod
 
 
 def rank_nodes(label: str, facts: NodeFacts) -> Callable[[str], int]:
@@ -27,7 +27,7 @@ def rank_nodes(label: str, facts: NodeFacts) -> Callable[[str], int]:
 
     def rank(node: str) -> int:
         domain = facts.labels(node).get(label)
-        return _NO_DOMAIN if domain is None else peers_by_domain[domain]
+        return _RANK_WITHOUT_LABEL if domain is None else peers_by_domain[domain]
 
     return rank
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cardwise.core.api.mpsprofile import MIXED, NO_USER
+from cardwise.core.api.mpsprofile import MIXED_USERS, NO_USER
 from cardwise.core.placement.mpstaints import ANY, FREE
 from cardwise.core.placement.scored.cardarrays import CardArrays
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
@@ -56,7 +56,7 @@ def fit_shape(nodes: NodeArrays, shape: Shape, positions: Ints | slice = slice(N
     if shape.user != NO_USER:
         users = nodes.user[positions]
         usable_cards = usable_cards & (
-            (users == ANY) | ((shape.user != MIXED) & ((users == FREE) | (users == shape.user)))
+            (users == ANY) | ((shape.user != MIXED_USERS) & ((users == FREE) | (users == shape.user)))
         )
     if request_size.cards:
         fits &= usable_cards.any(axis=1) if request_size.cards == 1 else usable_cards.sum(axis=1) >= request_size.cards

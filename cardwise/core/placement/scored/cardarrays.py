@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.shapes import Shape
 
-_NEVER: Final = 1e18  # MiB; more than any card has
-EXACT: Final = 1e-9  # added to quotients before they are rounded down, since floats may be slightly too small
+_UNREACHABLE_MIB: Final = 1e18  # MiB; more than any card has
+QUOTIENT_EPSILON: Final = (
+    1e-9  # added to quotients before they are rounded down, since floats may be slightly too small
+)
 _CHUNK_NODES: Final = 256  # nodes per chunk, so that intermediate arrays stay in the CPU's cache
 
 
@@ -32,14 +34,14 @@ class RequestArrays:
     def __init__(self, shapes: Sequence[Shape]) -> None:
         request_sizes = [shape.request_size for shape in shapes]
         self.cards = np.array([request_size.cards for request_size in request_sizes], np.float64)
-        self._mem = np.array([request_size.mem or _NEVER for request_size in request_sizes], np.float64)
+        self._mem = np.array([request_size.mem or _UNREACHABLE_MIB for request_size in request_sizes], np.float64)
         self._per_mem = 1.0 / self._mem
         self._core = np.array([request_size.core for request_size in request_sizes], np.float64)
         self._per_core = np.array(
             [1.0 / request_size.core if request_size.core else 0.0 for request_size in request_sizes], np.float64
         )
         self._core_slack = np.array(
-            [EXACT if request_size.core else np.inf for request_size in request_sizes], np.float64
+            [QUOTIENT_EPSILON if request_size.core else np.inf for request_size in request_sizes], np.float64
         )
         self._whole = np.array([request_size.whole for request_size in request_sizes], np.bool_)
         self._some_core = bool(self._core.any())
@@ -62,7 +64,7 @@ class RequestArrays:
 
     def count_fitting_pods(self, cards: CardArrays) -> Floats:
         """By card and shape, how many pods of the shape fit on the card."""
-        counts = np.floor(cards.free[..., None] * self._per_mem + EXACT)
+        counts = np.floor(cards.free[..., None] * self._per_mem + QUOTIENT_EPSILON)
         if self._some_core:
             np.minimum(counts, np.floor(cards.core[..., None] * self._per_core + self._core_slack), out=counts)
         if self._some_whole:

@@ -12,7 +12,7 @@ import numpy as np
 
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import NO_USER
-from cardwise.core.api.policies import FALLBACK
+from cardwise.core.api.policies import FALLBACK_POLICY
 from cardwise.core.api.policies.priced import PRICED
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
@@ -25,7 +25,7 @@ from cardwise.core.placement.scored.candidates import fit_shape
 from cardwise.core.placement.scored.nodefeatures import FeatureViews
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
-from cardwise.core.placement.scored.rows import NONE, ShapeScores
+from cardwise.core.placement.scored.rows import NO_POINTS, ShapeScores
 from cardwise.core.placement.scored.scoring import Scoring, WeightedShape, WorkloadModel
 from cardwise.core.placement.scored.shapes import RequestSize, Shape, make_request_size
 from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput, Workload
@@ -40,8 +40,8 @@ _MAX_LOOKUPS: Final = 32  # changed nodes that one decision reads from the ledge
 _MAX_CHANGED_NODES: Final = 1024  # changed nodes that are not read yet; with more, the table is too old for decisions
 _MAX_TRIES: Final = 32  # the best nodes of all that are tried; after these, only the candidates' scores are searched
 
-Score = Callable[[WorkloadModel], Scoring]
-SCORINGS: Final[Mapping[str, Score]] = {PRICED.name: Pricing}
+MakeScoring = Callable[[WorkloadModel], Scoring]
+SCORINGS: Final[Mapping[str, MakeScoring]] = {PRICED.name: Pricing}
 
 
 class FreeLoads(Protocol):
@@ -65,7 +65,7 @@ class Engine:
         loads: FreeLoads,
         *,
         max_scored_nodes: int | None = None,
-        scorings: Mapping[str, Score] = SCORINGS,
+        scorings: Mapping[str, MakeScoring] = SCORINGS,
     ) -> None:
         self.workload = Workload()
         self._ledger = ledger
@@ -178,7 +178,7 @@ class Engine:
         has_features = self._refresh(policy)
         card_requests = fitting.card_requests(request)
         scorer = Scorer(
-            self._ledger.kinds, request, FALLBACK if policy in self._scorings else policy, headroom, limit=limit
+            self._ledger.kinds, request, FALLBACK_POLICY if policy in self._scorings else policy, headroom, limit=limit
         )
         request_size = make_request_size(request, card_requests, load)
         if request_size is None or not has_features:
@@ -220,7 +220,7 @@ class Engine:
         for _, kinds in reversed(plan.typed_requests[0].levels if card_requests else ANY_CARD):
             row = self._row(policy, self._shape_for(request_size, card_requests, kinds))
             row.refresh(row.stale_slots())
-            slots = candidate_slots[row.points[candidate_slots] > NONE]
+            slots = candidate_slots[row.points[candidate_slots] > NO_POINTS]
             best_last = slots[np.lexsort((-self._table.order[slots], row.points[slots]))]
             node_names += map(self._table.names.__getitem__, best_last.tolist())  # Python integers: twice as fast
         # a node that is listed twice keeps its better score
@@ -354,8 +354,8 @@ class Engine:
         if candidate_slots is not None:
             points, nodes = _only_slots(points, candidate_slots), None
         while True:
-            highest = points.max(initial=NONE)
-            if highest == NONE:
+            highest = points.max(initial=NO_POINTS)
+            if highest == NO_POINTS:
                 return
             ties = np.flatnonzero(points == highest)
             slot = int(ties[self._table.order[ties].argmin()])
@@ -363,7 +363,7 @@ class Engine:
                 yield slot
             if not copied:
                 points, copied = points.copy(), True
-            points[slot] = NONE
+            points[slot] = NO_POINTS
             tries += 1
             if nodes is not None and tries >= _MAX_TRIES:
                 points, nodes = _only_slots(points, self._slots(nodes)), None
@@ -413,7 +413,7 @@ class Engine:
 
 def _only_slots(points: Floats, slots: Ints) -> Floats:
     """A copy of `points` in which all other slots have no score."""
-    only = np.full(len(points), NONE)
+    only = np.full(len(points), NO_POINTS)
     only[slots] = points[slots]
     return only
 

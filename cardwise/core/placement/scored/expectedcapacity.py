@@ -21,7 +21,7 @@ from cardwise.core.placement.scored.shapes import Shape
 
 _END_CHANCE: Final = 0.6  # the chance that a share ends before new shares come
 _MAX_SHARES: Final = 64  # with this many blocking shares, the chance that all of them end counts as 0
-_FACTOR: Final = 30.0  # the value of an empty node for a request, per weight of the request
+_VALUE_PER_WEIGHT: Final = 30.0  # the value of an empty node for a request, per weight of the request
 
 
 class ExpectedCapacity:
@@ -41,7 +41,7 @@ class ExpectedCapacity:
         self._weights_by_kinds = []
         for kinds, indices in self._indices_by_kinds.items():
             weights_by_count: Floats = np.zeros(self._cards[indices].max() + 1)
-            np.add.at(weights_by_count, self._cards[indices], _FACTOR * weights[indices])
+            np.add.at(weights_by_count, self._cards[indices], _VALUE_PER_WEIGHT * weights[indices])
             self._weights_by_kinds.append((kinds, weights_by_count))
 
     def node_values(self, clients: Ints, kind: Ints) -> Floats:

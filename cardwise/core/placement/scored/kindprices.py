@@ -19,7 +19,7 @@ from cardwise.core.placement.scored.scoring import WeightedShape
 
 _FREE_PRESSURE: Final = 0.5  # the pressure up to which a kind costs nothing
 _MAX_PRICE: Final = 8.0  # the maximum price, in cards
-_STEP: Final = 0.05  # cards; prices are rounded to multiples of this, so that they seldom change
+_PRICE_STEP: Final = 0.05  # cards; prices are rounded to multiples of this, so that they seldom change
 
 
 class KindPrices:
@@ -69,7 +69,7 @@ class KindPrices:
             )
         ratio = np.divide(demand_by_kind * free.sum(), free, out=np.zeros(len(free)), where=free > 0)
         # The last price is for kinds that no request names, and for "no card".
-        prices: Floats = np.rint(np.clip(ratio - _FREE_PRESSURE, 0.0, _MAX_PRICE) / _STEP) * _STEP
+        prices: Floats = np.rint(np.clip(ratio - _FREE_PRESSURE, 0.0, _MAX_PRICE) / _PRICE_STEP) * _PRICE_STEP
         if np.array_equal(prices, self._prices):
             return False
         self._prices = prices if prices.any() else np.zeros(0)

@@ -20,10 +20,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-ABSENT: Final = -1  # the kind at positions where a node has no card
+NO_CARD_KIND: Final = -1  # the kind at positions where a node has no card
 NEVER_EMPTY: Final = 1 << 20  # the number of shares on a card that takes no shares: such a card never becomes empty
 _MAX_LOG: Final = 1 << 16  # entries of the log; with more, the older half is removed
-_SEED: Final = b"cardwise"
+_TIE_BREAK_SEED: Final = b"cardwise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class NodeArrays:
 
 def tie_break_rank(node: str) -> int:
     """A fixed arbitrary number that orders nodes of equal score."""
-    return int.from_bytes(blake2b(node.encode(), digest_size=7, key=_SEED).digest())
+    return int.from_bytes(blake2b(node.encode(), digest_size=7, key=_TIE_BREAK_SEED).digest())
 
 
 class NodeTable:
@@ -157,7 +157,7 @@ class NodeTable:
         lines = self._lines
         width = lines.free.shape[1]
         free, core, size, empty, first = [0.0] * width, [0.0] * width, [0.0] * width, [False] * width, [False] * width
-        kind, taints, user, clients = [ABSENT] * width, [0] * width, [ANY] * width, [NEVER_EMPTY] * width
+        kind, taints, user, clients = [NO_CARD_KIND] * width, [0] * width, [ANY] * width, [NEVER_EMPTY] * width
         if node is not None:
             states = set()
             for i, card in enumerate(node.cards):
@@ -216,7 +216,7 @@ def _empty_lines(length: int, width: int) -> NodeArrays:
         np.zeros(shape),
         np.zeros(shape),
         np.zeros(shape),
-        np.full(shape, ABSENT, np.int64),
+        np.full(shape, NO_CARD_KIND, np.int64),
         np.zeros(shape, np.int64),
         np.full(shape, ANY, np.int64),
         np.full(shape, NEVER_EMPTY, np.int64),

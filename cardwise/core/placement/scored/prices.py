@@ -19,7 +19,7 @@ import numpy as np
 
 from cardwise.core.placement.scored.nodetable import Floats
 
-PARTS: Final = 1000  # parts of a card; sizes of shares are rounded up to whole parts
+CARD_PARTS: Final = 1000  # parts of a card; sizes of shares are rounded up to whole parts
 _MAX_SIZES: Final = 32  # sizes of shares that are priced: those with the largest demand
 _MAX_ROUNDS: Final = 600  # rounds of the simplex method
 _EPSILON: Final = 1e-9  # smaller differences are rounding errors
@@ -31,10 +31,10 @@ def remainder_prices(demand: Mapping[int, float]) -> Floats:
     demand: by size of a share in parts, how often it is requested.
     """
     frequency_by_size = {
-        parts: frequency for parts, frequency in demand.items() if 0 < parts <= PARTS and frequency > 0
+        parts: frequency for parts, frequency in demand.items() if 0 < parts <= CARD_PARTS and frequency > 0
     }
     if not frequency_by_size:
-        return np.floor(np.arange(PARTS + 1) / PARTS)
+        return np.floor(np.arange(CARD_PARTS + 1) / CARD_PARTS)
     chosen_sizes = sorted(frequency_by_size, key=lambda parts: (-parts * frequency_by_size[parts], parts))[:_MAX_SIZES]
     sizes = sorted(chosen_sizes)
     total = sum(frequency_by_size[parts] for parts in sizes)
@@ -43,7 +43,7 @@ def remainder_prices(demand: Mapping[int, float]) -> Floats:
 
 def _solve(sizes: list[int], demand: Floats) -> Floats:
     count = len(sizes)
-    columns = np.diag([float(PARTS // parts) for parts in sizes])
+    columns = np.diag([float(CARD_PARTS // parts) for parts in sizes])
     costs = np.ones(count)
     for _ in range(_MAX_ROUNDS):
         prices = np.asarray(np.linalg.solve(columns.T, costs), np.float64)
@@ -53,7 +53,7 @@ def _solve(sizes: list[int], demand: Floats) -> Floats:
             entering[lowest] = -1.0
         else:
             worth = _knapsack(sizes, prices)
-            if worth[PARTS] <= 1.0 + _EPSILON:
+            if worth[CARD_PARTS] <= 1.0 + _EPSILON:
                 break
             entering, cost = _cut(sizes, prices, worth), 1.0
         used = np.linalg.solve(columns, demand)
@@ -71,12 +71,14 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
     """By remainder of 0 to PARTS parts, the value of the most valuable set of shares that fits. A set may have any
     number of shares of each size.
     """
-    worth = np.zeros(PARTS + 1)
+    worth = np.zeros(CARD_PARTS + 1)
     for parts, price in zip(sizes, prices, strict=True):
         times = 1
-        while price > _EPSILON and parts * times <= PARTS:  # 1, 2, 4, ... shares: sums of these are all numbers
+        while price > _EPSILON and parts * times <= CARD_PARTS:  # 1, 2, 4, ... shares: sums of these are all numbers
             np.maximum(
-                worth[parts * times :], worth[: PARTS + 1 - parts * times] + price * times, out=worth[parts * times :]
+                worth[parts * times :],
+                worth[: CARD_PARTS + 1 - parts * times] + price * times,
+                out=worth[parts * times :],
             )
             times *= 2
     return worth
@@ -85,7 +87,7 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
 def _cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
     """The number of shares of each size in the most valuable set for a whole card."""
     counts = np.zeros(len(sizes))
-    remainder = PARTS
+    remainder = CARD_PARTS
     while worth[remainder] > _EPSILON:
         for i, parts in enumerate(sizes):
             if (

@@ -24,22 +24,26 @@ from typing import Final
 import numpy as np
 
 from cardwise.core.placement.scored.candidates import Candidates, candidates, cards_after, chosen_cards
-from cardwise.core.placement.scored.cardarrays import EXACT, RequestArrays, card_chunks
+from cardwise.core.placement.scored.cardarrays import QUOTIENT_EPSILON, RequestArrays, card_chunks
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.kindprices import KindPrices
-from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
-from cardwise.core.placement.scored.prices import PARTS
+from cardwise.core.placement.scored.nodetable import NO_CARD_KIND, Bools, Floats, NodeArrays
+from cardwise.core.placement.scored.prices import CARD_PARTS
 from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel, best_candidates, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
 
-_CAPACITY: Final = 0.16  # cards; lost capacities are rounded to multiples of this
-_REST: Final = 0.02  # cards; lost values of remainders and lost expected capacities are rounded to multiples of this
+_CAPACITY_STEP: Final = 0.16  # cards; lost capacities are rounded to multiples of this
+_REMAINDER_STEP: Final = (
+    0.02  # cards; lost values of remainders and lost expected capacities are rounded to multiples of this
+)
 # Pods that end per arriving pod. From the high rate on, scores consider that pods end; below the low rate they do not;
 # between the two rates, this stays as it was.
 _HIGH_DEPARTURE_RATE: Final = 0.4
 _LOW_DEPARTURE_RATE: Final = 0.2
-_SCARCEST: Final = 30.0  # the maximum factor of the weight of requests that fit in few places
-_NEWS: Final = 0.1  # new weights change all scores, so they are used only if more than this fraction has changed
+_MAX_SCARCITY_FACTOR: Final = 30.0  # the maximum factor of the weight of requests that fit in few places
+_MIN_WEIGHT_CHANGE: Final = (
+    0.1  # new weights change all scores, so they are used only if more than this fraction has changed
+)
 _MAX_SHAPES: Final = 160  # shapes of the workload that count: those with the largest total of requested cards
 
 
@@ -98,7 +102,7 @@ class Pricing:
 
     def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
         request_size = shape.request_size
-        line, card, chosen = np.arange(len(nodes)), np.full(len(nodes), ABSENT), usable_cards
+        line, card, chosen = np.arange(len(nodes)), np.full(len(nodes), NO_CARD_KIND), usable_cards
         cost = np.zeros(len(nodes))
         features = node_scores.features
         if request_size.cards == 1:
@@ -115,12 +119,13 @@ class Pricing:
             values_after = self.remaining_values(
                 features, nodes.cpu[line] - request_size.cpu, nodes.memory[line] - request_size.memory
             )
-            cost += _rounded(node_scores.values_by_node[line] - values_after, _CAPACITY)
+            cost += _rounded(node_scores.values_by_node[line] - values_after, _CAPACITY_STEP)
         if self._pods_leave and request_size.cards:
             taken_cards = card[:, None] == np.arange(nodes.clients.shape[1]) if request_size.cards == 1 else chosen
             before = self._expected_capacity.node_values(nodes.clients, nodes.kind)[line]
             cost += _rounded(
-                before - self._expected_capacity.node_values(nodes.clients[line] + taken_cards, nodes.kind[line]), _REST
+                before - self._expected_capacity.node_values(nodes.clients[line] + taken_cards, nodes.kind[line]),
+                _REMAINDER_STEP,
             )
         if self._kind_prices.any and request_size.cards:
             kinds = self._kind_prices.prices_of(nodes.kind)
@@ -137,10 +142,10 @@ class Pricing:
         """Update the weights of requests: a request that fits in few places weighs more. Returns whether weights have
         changed.
         """
-        cards = np.maximum(possible * self._amounts, EXACT)
-        scarcity = np.clip(free / self._typical_card_mib / cards, 1.0, _SCARCEST)
+        cards = np.maximum(possible * self._amounts, QUOTIENT_EPSILON)
+        scarcity = np.clip(free / self._typical_card_mib / cards, 1.0, _MAX_SCARCITY_FACTOR)
         weights = self._frequencies * self._amounts * scarcity
-        if np.abs(weights - self._weights).sum() <= _NEWS * self._weights.sum():
+        if np.abs(weights - self._weights).sum() <= _MIN_WEIGHT_CHANGE * self._weights.sum():
             return False
         self._weights = weights
         self._expected_capacity.set_weights(weights)
@@ -148,7 +153,7 @@ class Pricing:
 
     def _capacities(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """By line and request of the workload, how many pods of the request the node could take."""
-        copies = np.floor(features / self._requests.cards + EXACT)[:, self._shape_indexes]
+        copies = np.floor(features / self._requests.cards + QUOTIENT_EPSILON)[:, self._shape_indexes]
         self._cpu.limit_copies(copies, cpu)
         self._memory.limit_copies(copies, memory)
         return copies
@@ -157,7 +162,7 @@ class Pricing:
         """The value that the remainder of each candidate card loses."""
         size = nodes.size[ways.line, ways.card]
         lost = self._price_remainders(ways.before.free, size) - self._price_remainders(ways.after.free, size)
-        return _rounded(lost * size / self._typical_card_mib, _REST)
+        return _rounded(lost * size / self._typical_card_mib, _REMAINDER_STEP)
 
     def _price_remainders(self, free: Floats, size: Floats) -> Floats:
         """The value of remainders: computed from the prices for cards of this size, or from their MiB if there are no
@@ -166,7 +171,9 @@ class Pricing:
         priced = free / np.maximum(size, 1.0)
         for mem, prices in self._prices.items():
             of_size = size == mem
-            priced[of_size] = prices[(np.maximum(free[of_size], 0.0) * PARTS / mem + EXACT).astype(np.int64)]
+            priced[of_size] = prices[
+                (np.maximum(free[of_size], 0.0) * CARD_PARTS / mem + QUOTIENT_EPSILON).astype(np.int64)
+            ]
         return priced
 
 
@@ -175,7 +182,7 @@ class _Limit:
 
     def __init__(self, amounts: Sequence[int]) -> None:
         self._per = np.array([1.0 / amount if amount else 0.0 for amount in amounts])
-        self._slack = np.array([EXACT if amount else np.inf for amount in amounts])
+        self._slack = np.array([QUOTIENT_EPSILON if amount else np.inf for amount in amounts])
 
     def limit_copies(self, copies: Floats, free: Floats) -> None:
         """Limit the counts to the pods that this amount allows."""

@@ -12,9 +12,11 @@ from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.shapes import Shape
 
-SAMPLE: Final = 64  # nodes in a sample; the shape fits on each of them
-_DRAWN: Final = 4 * SAMPLE  # nodes that are drawn for a sample; usually the shape fits on at least SAMPLE of them
-NONE: Final = -np.inf  # the points of a stale node, and of a node on which the shape does not fit
+SAMPLE_NODES: Final = 64  # nodes in a sample; the shape fits on each of them
+_DRAWN_NODES: Final = (
+    4 * SAMPLE_NODES
+)  # nodes that are drawn for a sample; usually the shape fits on at least SAMPLE of them
+NO_POINTS: Final = -np.inf  # the points of a stale node, and of a node on which the shape does not fit
 
 
 class ShapeScores:
@@ -52,17 +54,17 @@ class ShapeScores:
         """The slots of nodes that have no score now."""
         lines = self._table.lines
         if len(self.points) != len(lines):
-            self.points = np.full(len(lines), NONE)
+            self.points = np.full(len(lines), NO_POINTS)
             self.card = np.full(len(lines), -1)
             self._is_stale = np.ones(len(lines), np.bool_)
         else:
             changed = self._table.changed_since(self._log_position)
             if changed is None:
                 self._is_stale[:] = True
-                self.points[:] = NONE
+                self.points[:] = NO_POINTS
             elif len(changed):
                 self._is_stale[changed] = True
-                self.points[changed] = NONE
+                self.points[changed] = NO_POINTS
         self._log_position = self._table.log_position
         slots = np.flatnonzero(self._is_stale)
         self._stale_count = len(slots)
@@ -96,14 +98,14 @@ class ShapeScores:
             self.refresh(stale)
             return
         # Usually the shape fits on enough of the drawn nodes. Checking all nodes takes longer than scoring the sample.
-        drawn = generator.choice(stale, min(_DRAWN, len(stale)), replace=False)
+        drawn = generator.choice(stale, min(_DRAWN_NODES, len(stale)), replace=False)
         fits = self._fitting(drawn)
-        if len(fits) < SAMPLE:
+        if len(fits) < SAMPLE_NODES:
             fits = self._fitting(stale)
             generator.shuffle(fits)
-            if len(fits) <= SAMPLE:
+            if len(fits) <= SAMPLE_NODES:
                 self._mark_scored(stale)  # the shape fits only on the sample, so all other nodes need no score
-        self.refresh(fits[:SAMPLE])
+        self.refresh(fits[:SAMPLE_NODES])
 
     def _fitting(self, slots: Ints) -> Ints:
         lines = self._table.lines

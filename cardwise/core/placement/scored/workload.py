@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.placement.scored.nodetable import Floats
-from cardwise.core.placement.scored.prices import PARTS, remainder_prices
+from cardwise.core.placement.scored.prices import CARD_PARTS, remainder_prices
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.values.wording import quote_text
 
 MAX_REQUEST_SIZES: Final = 512  # request sizes that are counted
-_HALVE_AFTER: Final = 20_000  # the total of the counts at which all counts are halved
+_MAX_TOTAL_COUNT: Final = 20_000  # the total of the counts at which all counts are halved
 _MIN_ARRIVALS: Final = 16  # arrivals before the first learning
 _MAX_CARD_SIZES: Final = 4  # card sizes for which remainders are priced: those with the most MiB in total
 _VERSION: Final = 1  # of the saved format
@@ -53,7 +53,7 @@ class LearnedWorkload:
     prices: Mapping[int, Floats]
 
 
-NOTHING: Final = LearnedWorkload({}, 1.0, {})
+NOTHING_LEARNED: Final = LearnedWorkload({}, 1.0, {})
 
 
 class Workload:
@@ -78,7 +78,7 @@ class Workload:
         self.counts[request_size] = self.counts.get(request_size, 0.0) + times
         self._total_count += times
         self._new_arrivals += times
-        if self._total_count >= _HALVE_AFTER:
+        if self._total_count >= _MAX_TOTAL_COUNT:
             self.counts = {request_size: count / 2 for request_size, count in self.counts.items()}
             self._total_count /= 2
             self._new_arrivals /= 2
@@ -127,7 +127,7 @@ def learn_workload(sample: LearningInput) -> LearnedWorkload:
     """Learn from the counts; takes 0.1 s for each size of card. Returns NOTHING if no pod has arrived."""
     total = sum(sample.counts.values())
     if total <= 0:
-        return NOTHING
+        return NOTHING_LEARNED
     shares = {request_size: count / total for request_size, count in sample.counts.items()}
     sizes = sorted(sample.sizes, key=lambda size: (-sample.sizes[size] * size, size))[:_MAX_CARD_SIZES]
     prices = {}
@@ -135,7 +135,7 @@ def learn_workload(sample: LearningInput) -> LearnedWorkload:
         demand: dict[int, float] = {}
         for request_size, share in shares.items():
             if request_size.mem and request_size.mem <= size:
-                parts = max(1, -(-request_size.mem * PARTS // size), -(-request_size.core * PARTS // 100))
+                parts = max(1, -(-request_size.mem * CARD_PARTS // size), -(-request_size.core * CARD_PARTS // 100))
                 demand[parts] = demand.get(parts, 0.0) + share * request_size.cards
         prices[size] = remainder_prices(demand)
     return LearnedWorkload(shares, float(sizes[0]) if sizes else 1.0, prices)
@@ -152,7 +152,7 @@ def _parse_entry(entry: object) -> tuple[RequestSize, float]:
     request_size = RequestSize(cards, mem, core, resource_class, cpu, memory)
     if not _is_possible(request_size):
         raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
-    if type(count) not in (int, float) or not _MIN_COUNT <= count <= _HALVE_AFTER:  # also refuses NaN
+    if type(count) not in (int, float) or not _MIN_COUNT <= count <= _MAX_TOTAL_COUNT:  # also refuses NaN
         raise InvalidWorkload(f"{reprlib.repr(entry[:-1])} cannot have come {reprlib.repr(count)} times")
     return request_size, float(count)
 

@@ -28,8 +28,8 @@ def test_every_scored_policy_has_a_scoring():
 
 def test_the_extenders_policy_chooses_cards():
     assert policies.CARD_POLICIES == ("binpack", "priced", "spread")
-    assert policies.DEFAULT in policies.CARD_POLICIES
-    assert policies.FALLBACK in policies.CARD_POLICIES
+    assert policies.DEFAULT_POLICY in policies.CARD_POLICIES
+    assert policies.FALLBACK_POLICY in policies.CARD_POLICIES
 
 
 def test_a_policy_with_a_label_is_its_row_with_this_label():

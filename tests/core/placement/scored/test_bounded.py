@@ -15,7 +15,7 @@ from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
-from cardwise.core.placement.scored.rows import SAMPLE, ShapeScores
+from cardwise.core.placement.scored.rows import SAMPLE_NODES, ShapeScores
 from cardwise.core.placement.scored.scoring import WeightedShape, WorkloadModel
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.searching import CheckLimit, SearchTooLong
@@ -161,12 +161,12 @@ def row_of(fitting, nodes):
     return table, loads, ledger, ShapeScores(table, NodeFeatures(table, scoring), shape)
 
 
-@pytest.mark.parametrize("fitting", [SAMPLE - 1, SAMPLE, SAMPLE + 1, 4 * SAMPLE + 40])
+@pytest.mark.parametrize("fitting", [SAMPLE_NODES - 1, SAMPLE_NODES, SAMPLE_NODES + 1, 4 * SAMPLE_NODES + 40])
 def test_a_sample_hides_no_node_that_fits(fitting):
-    table, _, _, row = row_of(fitting, 4 * SAMPLE + 100)
+    table, _, _, row = row_of(fitting, 4 * SAMPLE_NODES + 100)
     row.score_for_decision(20, FirstOnes())
     scored = int((row.points[: len(table)] > -np.inf).sum())
-    assert scored == min(fitting, SAMPLE)
+    assert scored == min(fitting, SAMPLE_NODES)
     row.refresh(row.stale_slots())
     assert int((row.points[: len(table)] > -np.inf).sum()) == fitting
 

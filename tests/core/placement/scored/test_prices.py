@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from cardwise.core.placement.scored.prices import PARTS, remainder_prices
+from cardwise.core.placement.scored.prices import CARD_PARTS, remainder_prices
 from tests.core.placement.scored.engines import load, share, world
 from tests.theory import theory_of
 
@@ -15,7 +15,7 @@ def test_a_remainder_that_no_share_fits_into_has_no_value():
     prices = remainder_prices({810: 2.0, 470: 1.0})
     assert prices[190] == pytest.approx(0.0)  # beside an 810
     assert prices[530] == pytest.approx(0.5)  # beside a 470: half of a card that holds two
-    assert prices[PARTS] == pytest.approx(1.0)
+    assert prices[CARD_PARTS] == pytest.approx(1.0)
 
 
 def test_small_shares_make_a_rest_valuable_only_where_there_are_enough_of_them():
@@ -36,14 +36,14 @@ def test_thirds_are_worth_thirds():
 def test_more_room_is_never_worth_less_and_no_rest_more_than_a_card():
     prices = remainder_prices({810: 1078, 470: 750, 320: 328, 650: 253, 230: 140, 460: 128, 160: 74, 50: 7})
     assert np.all(np.diff(prices) >= -1e-9)
-    assert prices[PARTS] == pytest.approx(1.0)
+    assert prices[CARD_PARTS] == pytest.approx(1.0)
     assert prices[0] == 0.0
 
 
 def test_without_shares_only_a_whole_card_is_worth_something():
     prices = remainder_prices({})
-    assert prices[PARTS - 1] == 0.0
-    assert prices[PARTS] == 1.0
+    assert prices[CARD_PARTS - 1] == 0.0
+    assert prices[CARD_PARTS] == 1.0
 
 
 def prices_of(frequencies: Mapping[int, float], *remainders: int) -> list[Fraction]:

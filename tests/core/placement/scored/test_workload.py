@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import (
     MAX_REQUEST_SIZES,
-    NOTHING,
+    NOTHING_LEARNED,
     InvalidWorkload,
     LearningInput,
     Workload,
@@ -114,8 +114,8 @@ def test_what_has_faded_does_not_spoil_what_is_written():
 
 
 def test_of_nothing_nothing_is_learned():
-    assert learn_workload(LearningInput({}, SIZES)) == NOTHING
-    assert learn_workload(LearningInput({HALF: 0.0}, SIZES)) == NOTHING
+    assert learn_workload(LearningInput({}, SIZES)) == NOTHING_LEARNED
+    assert learn_workload(LearningInput({HALF: 0.0}, SIZES)) == NOTHING_LEARNED
 
 
 ANY = st.recursive(
