@@ -153,17 +153,17 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--isolation",
     type=click.Choice([str(demand) for demand in Isolation]),
     default=str(Isolation.NONE),
-    help=f"The least isolation of pods with a share, whatever their annotation {names.ISOLATION} says; a namespace can "
-    "require more by the same annotation. none: pods may opt out of MPS; their GPU then takes no pods with MPS. "
-    "advisory: they may not opt out. mps: they run only with MPS. Pods with whole GPUs may have any value.",
+    help="The minimum isolation of pods with a share. A namespace can require more by the annotation "
+    f"{names.ISOLATION}. none: pods may opt out of MPS; their GPU then takes no pods with MPS. advisory: they may not "
+    "opt out. mps: they run only with MPS. Pods that request only whole GPUs are exempt.",
 )
 @option(
     "--sm-percent",
     type=click.Choice([str(choice) for choice in SmPercent]),
     default=str(SmPercent.CORE),
-    help="What limits the SMs of pods with MPS, if neither the pod nor its namespace has the annotation "
-    f"{names.SM_PERCENT}. core: {names.GPU_CORE}, if requested. memory: the same, and without that request the "
-    "pod's fraction of the GPU's memory.",
+    help="Limits the SMs of pods with MPS if neither the pod nor its namespace has the annotation "
+    f"{names.SM_PERCENT}. core: the limit is the request of {names.GPU_CORE}; pods without this request have no limit. "
+    "memory: pods without this request are limited to the percentage that their share is of the GPU's memory.",
 )
 @option(
     "--share-agent",

@@ -186,9 +186,9 @@ class Timeouts:
     terminating: how long a deleted pod keeps its cards without a report of its node.
     confirmation: within what time after a post the watch must show the pod bound; after that the pod is looked up. It
         is longer than the API server may work on one request.
-    restored: how long a pod keeps its cards after etcd was restored and the pod is pending again. It is longer than the
-        pod's node may need to notice this and to report the pod's containers: the longest pause of a watch, its
-        silence, and one pass.
+    restored: how long a pod keeps its cards after a restore of etcd made it pending again. In this time the node
+        notices the restore and reports the pod's containers. That takes at most the longest pause of a watch, the time
+        until a silent watch counts as broken, and one pass of the device plugin.
     """
 
     reservation: float = RESERVATION_SECONDS

@@ -113,8 +113,8 @@ class GangSearch:
     """The input of a search, besides the cluster.
 
     scheduler_victims: kube-scheduler's own victims, by node.
-    own_eviction_nodes: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods
-        `refused` are not evicted (`NominatedPods.find_victims`).
+    own_eviction_nodes: nodes where the extender itself evicts. Its evictions exceed no PodDisruptionBudget, and spare
+        the pods in `refused` (`NominatedPods.find_victims`).
     for_scheduler: whether kube-scheduler has called preempt for the pod. Then the pod must not be placed on
         `own_eviction_nodes`.
     is_over: returns whether the search must end.
@@ -338,8 +338,8 @@ class GangVictimSearch:
         return not places or self._are_places_free(places, without_place)
 
     def _count_capacities(self) -> bool:
-        """Compute the capacities that a plan of all members reads. Returns False if the search is over before they are
-        complete.
+        """Compute the capacities that a plan of all members reads. Returns False if the time of the search ends before
+        all are computed.
         """
         try:
             self._planner.count_capacities(self._snapshot.unplaced, stop_when(self._search.is_over))

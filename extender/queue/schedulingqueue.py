@@ -364,9 +364,9 @@ class SchedulingQueue:
     ) -> None:
         """As `requeue_all`, for capacity that pods have released. Does nothing if all refused pods await a plan.
 
-        can_preempt: returns whether pods below a priority could be evicted. If so, members of gangs with that priority
-            are requeued although they await a plan: the gang may need fewer victims now, and kube-scheduler searches
-            victims only when it tries a member.
+        can_preempt: returns whether any pod below a priority could be evicted. If so, members of gangs with that
+            priority are requeued even while they await a plan. The gang may need fewer victims now, and kube-scheduler
+            searches for victims only when it tries a member.
         """
         self._forget_old_refusals(self._clock.now())
         if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):

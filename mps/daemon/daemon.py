@@ -440,8 +440,8 @@ class Daemon:
     def _check_holders(self) -> ActResult:
         """Check that no pod runs without MPS on the cards. No further container starts there without MPS.
 
-        A container that started without MPS belongs to a pod that was bound before the state file was replaced, so a
-        new list of the API server has that pod, even if the manager's watch is late.
+        The check reads a new list from the API server, because the manager's watch may be late. The list has every pod
+        with a container that started without MPS: these pods were bound before the state file was replaced.
         """
         if problem := self._holders_problem():
             return ActResult(Outcome.BUSY, problem)

@@ -113,7 +113,7 @@ class Machine:
     act_due_at: when the next act is due.
     phase_deadline: when the phase times out.
     ready_since: when READY began.
-    fault_deadline: when a fault times out, even if the daemon enters other phases meanwhile.
+    fault_deadline: when the fault times out; other phases of the daemon do not change it.
     failures: consecutive failures, for the back-off.
     """
 

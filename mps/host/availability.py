@@ -131,8 +131,8 @@ def _root_of_cardwise(environment: Mapping[str, str]) -> str:
     pipe = PurePosixPath(environment.get(mps.PIPE_ENV, ""))
     folder = pipe.parent
     uuids = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    has_our_name = folder.name in {mps.NODE, *map(mps.folder_name, uuids)}
-    has_our_files = pipe.name == mps.PIPE and environment.get(mps.LOG_ENV) == str(folder / mps.LOG)
+    has_our_name = folder.name in {mps.NODE_FOLDER, *map(mps.folder_name, uuids)}
+    has_our_files = pipe.name == mps.PIPE_FOLDER and environment.get(mps.LOG_ENV) == str(folder / mps.LOG_FOLDER)
     return str(folder.parent) if has_our_name and has_our_files else ""
 
 

@@ -132,7 +132,7 @@ class Context:
     defaults: the defaults of the pod's namespace; None if it has not opted in.
     gives_default_share: whether a pod without a GPU request gets the namespace's default share. True only on the path
         for namespaces with defaults.
-    is_template: whether the pod is the template of a workload, of which no pod may exist yet.
+    is_template: whether this is the pod template of a workload, and not a pod.
     """
 
     namespace: str

@@ -169,8 +169,8 @@ def _read_membership(pod: PodUnderReview, schedulers: Collection[str], scheduler
 def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
     """Check the gang of a workload's template. Returns warnings. `old`: the stored object at an update.
 
-    Raises InvalidRequest if the gang can never start. If the stored object has the same error it is a warning, so that
-    other changes of the object are possible.
+    Raises InvalidRequest if the gang can never start. If the stored object already has this error, a warning is
+    returned instead, so that the object can still be changed.
     """
     if templates.is_controlled(manifest):
         return ()  # the author of the owner has got the warnings

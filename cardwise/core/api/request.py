@@ -480,8 +480,9 @@ def _check_core(container: Container, core: int, *, cards: int, others: int) -> 
         return
     field = f"{container.path}.resources.limits[{names.GPU_CORE}]"
     if not others:
-        exceeded_phrase = "a GPU has" if cards == 1 else f"{cards} GPUs have"
-        raise InvalidRequest(field, f"{exceeded_phrase} no {core} percent", f"write at most {FULL_CORE * cards}")
+        capacity_phrase = "one GPU" if cards == 1 else f"{cards} GPUs together"
+        problem = f"{core} percent is more than the {FULL_CORE * cards} percent of {capacity_phrase}"
+        raise InvalidRequest(field, problem, f"write at most {FULL_CORE * cards}")
     raise InvalidRequest(
         field,
         f"the containers of the pod share a GPU and request {others + core} percent of its SMs in total",

@@ -174,7 +174,7 @@ class NodeState:
         return devices.is_free(device, self.device_holds)
 
     def overcommitted(self) -> dict[str, int]:
-        """The capacity of each overcommitted card (MiB) and device (1), by UUID."""
+        """By UUID, the MiB of each overcommitted card, and 1 for each overcommitted device."""
         cards = {card.uuid: int(card.mem) for i, card in enumerate(self.cards) if self.used[i] > card.mem}
         return cards | {uuid: 1 for uuid, hold_count in self.device_holds.items() if hold_count > 1}
 

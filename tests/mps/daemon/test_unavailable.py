@@ -262,12 +262,12 @@ def test_a_hosts_daemon_keeps_its_cards(pair, environment, served):
         pair.wait_ready(index)
 
 
-@pytest.mark.parametrize("name", [mps.folder_name(uuid_of(0)), mps.NODE], ids=["card", "node"])
+@pytest.mark.parametrize("name", [mps.folder_name(uuid_of(0)), mps.NODE_FOLDER], ids=["card", "node"])
 def test_a_daemon_of_another_root_is_cardwises(node, name):
     """As after an upgrade that changes nodes.mpsRoot while pods keep their daemons."""
     home = f"/run/former/{name}"
     environment = {mps.PIPE_ENV: f"{home}/pipe", mps.LOG_ENV: f"{home}/log", "CUDA_VISIBLE_DEVICES": uuid_of(0)}
-    daemon = node.host.add(CONTROL, environment)
+    daemon = node.host.add(CONTROL_PROGRAM, environment)
     node.start()
     until_state(node, UNAVAILABLE)
     reason = node.published_status(0)["reason"]
@@ -282,7 +282,7 @@ def test_a_daemon_of_another_root_is_cardwises(node, name):
 
 def test_a_daemon_with_other_folders_is_not_cardwises(node):
     environment = {mps.PIPE_ENV: "/mps/nvidia.com/gpu/pipe", mps.LOG_ENV: "/mps/nvidia.com/gpu/log"}
-    node.host.add(CONTROL, environment)
+    node.host.add(CONTROL_PROGRAM, environment)
     node.start()
     until_state(node, UNAVAILABLE)
     assert "an MPS daemon that is not Cardwise's serves the GPU" in node.published_status(0)["reason"]

@@ -1,9 +1,9 @@
 """`spread-by=KEY`: the peers of a pod are spread over the domains of a node label, such as zones or racks.
 
 A domain is the set of the nodes with the same value of the label KEY. The rank of a node is the number of the pod's
-peers in its domain: the domains with the fewest peers come first. Example: zone a has two peers, b and c have one each.
-The nodes of b and c come first, and the extender's policy chooses among all of them. If none of them has capacity, the
-nodes of a follow. Nodes without the label come last. So no pod stays pending because of this policy, as with
+peers in its domain: the domains with the fewest peers come first. Example: zone `a` has two peers, `b` and `c` have one
+each. The nodes of `b` and `c` come first, and the extender's policy chooses among all of them. If none of them has
+capacity, the nodes of `a` are next. Nodes without the label come last. So no pod stays pending because of this policy, as with
 `whenUnsatisfiable: ScheduleAnyway` of Kubernetes.
 """
 
