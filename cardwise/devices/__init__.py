@@ -14,10 +14,10 @@ The modules:
 Public seam: `Devices`. The device plugin knows the devices only by this interface. Example, a node with one network
 card that never changes:
 
-    >>> from cardwise.devices.protocol import RDMA, NoDevices, OtherDevice
+    >>> from cardwise.devices.protocol import RDMA_KIND, NoDevices, OtherDevice
     >>> class OneNetworkCard(NoDevices):
     ...     def devices(self):
-    ...         return [OtherDevice(kind=RDMA, index=0, uuid="nic-0", model="ConnectX-7", nodes=())]
+    ...         return [OtherDevice(kind=RDMA_KIND, index=0, uuid="nic-0", model="ConnectX-7", nodes=())]
     >>> [(device.kind, device.uuid) for device in OneNetworkCard().devices()]
     [('rdma', 'nic-0')]
 """

@@ -13,9 +13,9 @@ Public seam: `Policy`. The engines read only this interface, so no other code co
 one: docs/howto/add-a-policy.md. Example, a policy that takes the emptiest card; a card is its free MiB and its position
 in one integer, and the cards come in ascending order:
 
-    >>> from cardwise.core.api.cards import PLACE, POSITION, card_code
+    >>> from cardwise.core.api.cards import POSITION_MASK, POSITION_BITS, card_code
     >>> def pick_card(cards, min_free):
-    ...     return (cards[-1] >> POSITION, cards[-1] & PLACE) if cards and cards[-1] >= min_free else None
+    ...     return (cards[-1] >> POSITION_BITS, cards[-1] & POSITION_MASK) if cards and cards[-1] >= min_free else None
     >>> policy = Policy(name="emptiest", pick_card=pick_card, card_order=CardOrder.EMPTIEST_FIRST)
     >>> policy.pick_card([card_code(1024, 1), card_code(4096, 0)], card_code(2048))
     (4096, 0)

@@ -3,8 +3,8 @@
 A domain is the set of the nodes with the same value of the label KEY. The rank of a node is the number of the pod's
 peers in its domain: the domains with the fewest peers come first. Example: zone `a` has two peers, `b` and `c` have one
 each. The nodes of `b` and `c` come first, and the extender's policy chooses among all of them. If none of them has
-capacity, the nodes of `a` are next. Nodes without the label come last. So no pod stays pending because of this policy, as with
-`whenUnsatisfiable: ScheduleAnyway` of Kubernetes.
+capacity, the nodes of `a` are next. Nodes without the label come last. So no pod stays pending because of this policy,
+as with `whenUnsatisfiable: ScheduleAnyway` of Kubernetes.
 """
 
 from collections import Counter
