@@ -11,7 +11,7 @@ from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import Facts, name_of
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import isolation, names, request
-from cardwise.core.api.classes import KIND
+from cardwise.core.api.classes import GPU_KIND
 from cardwise.core.api.isolation import Isolation, MemoryTier
 from cardwise.core.api.mps import MpsState
 from cardwise.core.api.request import NotRewritten
@@ -68,7 +68,7 @@ def exempt_namespaces(facts: Facts) -> frozenset[str]:
 
 def check_unmet_demands(facts: Facts) -> Iterator[Finding]:
     """Find pending pods that demand a memory tier which no GPU has."""
-    statuses = [card.get("status") or {} for card in facts.cards if card["spec"].get("kind", KIND) == KIND]
+    statuses = [card.get("status") or {} for card in facts.cards if card["spec"].get("kind", GPU_KIND) == GPU_KIND]
     if not statuses:
         return
     has_kernel_limit = any(_tiers(status).get("memory") == MemoryTier.KERNEL for status in statuses)
