@@ -241,7 +241,7 @@ class NodeChanges:
         """
         return (
             self.have_cards_changed(node)
-            or self._current_view.loads.changed_at(node) > self._snapshot.moment.loads
+            or self._current_view.loads.last_change_of(node) > self._snapshot.moment.loads
             or node in self._nominated_nodes
             or self._current_view.gang_cards.holdings_on(node, *self._pod)
             != self._snapshot.gang_cards.holdings_on(node, *self._pod)

@@ -136,7 +136,7 @@ class Commit:
         """Whether the remaining quotas of the namespace suffice for all pods."""
         headroom = self._cluster.headroom(self._plan.namespace)
         assignments = [(place.node, place.assignment) for place in self._plan.places if place.assignment is not None]
-        return not headroom or not placement.exceeded_together(self._cluster.ledger, assignments, headroom)
+        return not headroom or not placement.entries_exceeded_together(self._cluster.ledger, assignments, headroom)
 
     def is_nominated_capacity_left(self) -> bool:
         """Whether the places leave enough capacity for the nominated pods that come first."""

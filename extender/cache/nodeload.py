@@ -77,7 +77,7 @@ class NodeLoads:
         self._watched.append(watched)
         return watched
 
-    def changed_at(self, node: str) -> int:
+    def last_change_of(self, node: str) -> int:
         """The generation of the last change of the node or of one of its pods; the current generation if there is no
         such node.
         """

@@ -222,7 +222,7 @@ class NominatedPods:
         state = self._cluster.ledger.node(node)
         reads = (
             state.generation if state is not None else None,
-            self._cluster.loads.changed_at(node),
+            self._cluster.loads.last_change_of(node),
             self._nominations.victims_on(node, claimant.uid),
             self._cluster.headroom_excluding(claimant.ref.namespace, claimant.uid),
         )

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, shapes
+from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, group_by_shape
 from cardwise.core.gangs.gangplan import Pace, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
@@ -199,7 +199,7 @@ class _CardSearch:
 
     def _find_unplaceable_member(self) -> Member | None:
         """A member of a shape for which the copied nodes have too little capacity; None if all shapes fit."""
-        for shape, members in shapes(self._gang.members).items():
+        for shape, members in group_by_shape(self._gang.members).items():
             if self._capacities.count_fitting_pods(shape, self._pace) < len(members):
                 return members[-1]
         return None

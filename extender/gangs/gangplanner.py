@@ -15,7 +15,7 @@ from cardwise.core.gangs.capacity import (
     MemberShape,
     ShapeCapacity,
     count_at_least_as_demanding,
-    shapes,
+    group_by_shape,
 )
 from cardwise.core.gangs.gangplan import Pace, Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
@@ -72,7 +72,7 @@ class GangPlanner:
 
     def find_unplaceable_member(self, members: Iterable[Member], pace: Pace = lambda: None) -> Member | None:
         """A member for which no plan can have a place; None if there is none."""
-        members_by_shape = shapes(members)
+        members_by_shape = group_by_shape(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
             fitting_count = self._capacities.count_fitting_pods(shape, pace)
             if fitting_count < needed and fitting_count + self._count_on_nominated_places(shape) < needed:
@@ -81,7 +81,7 @@ class GangPlanner:
 
     def count_capacities(self, members: Sequence[Member], pace: Pace) -> None:
         """Compute the capacity of nodes for these members, so that a later plan reads few nodes."""
-        for shape in shapes(members):
+        for shape in group_by_shape(members):
             self._capacities.count_fitting_pods(shape, pace)
 
     def plan(
@@ -164,7 +164,7 @@ class GangPlanner:
 
     def _nodes_for_any(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
         """The given nodes on which at least one of the members fits."""
-        vacant = [self._vacant(*shape).counts for shape in shapes(members)]
+        vacant = [self._vacant(*shape).counts for shape in group_by_shape(members)]
         return {node for node in nodes if any(node in counts for counts in vacant)}
 
     def _make_terms(

@@ -648,7 +648,7 @@ class Gangs:
 
     def _wants_plan(self, gang: Gang, now: float) -> bool:
         """Whether the gang may be planned now, has no plan and does not run."""
-        return self._is_ready(gang, now) and not (gang.ran or gang.forward or gang.plan or gang.closed)
+        return self._is_ready(gang, now) and not (gang.ran or gang.forward or gang.plan or gang.has_gated_member)
 
     def _members_to_plan(self, gang: Gang) -> Sequence[Member]:
         """The members to plan now; none if the gang must not be planned."""

@@ -279,7 +279,7 @@ class GangReservation:
             return reserved
         ledger, covered = self._cache.ledger, self._cache.ledger.kinds.is_covered
         charges = [
-            (ledger.kind(holding.node, share), quotas.charge(share))
+            (ledger.kind_of_share(holding.node, share), quotas.charge(share))
             for holding in reserved
             for share in holding.assignment.shares()
         ]

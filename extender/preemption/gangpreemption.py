@@ -425,7 +425,7 @@ class GangVictimSearch:
             if nomination is not None and node and member.uid not in chosen_uids:
                 planned.append((node, nomination.places[node].assignment))
         known_assignments = [(node, assignment) for node, assignment in planned if assignment is not None]
-        return bool(placement.exceeded_together(self._ledger, known_assignments, headroom))
+        return bool(placement.entries_exceeded_together(self._ledger, known_assignments, headroom))
 
     def _choose_victims(self, count: int) -> None:
         """Place members where the least harmful victims are, until `count` are placed or no node is left."""

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import capacity, gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, count_at_least_as_demanding, shapes
+from cardwise.core.gangs.capacity import (
+    Capacities,
+    MemberShape,
+    ShapeCapacity,
+    count_at_least_as_demanding,
+    group_by_shape,
+)
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
@@ -188,7 +194,7 @@ def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, 
     planned = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack"))
     if isinstance(planned, Planned):
         capacities = Capacities(world.ledger, world.loads)
-        for shape, count in count_at_least_as_demanding(shapes(members)).items():
+        for shape, count in count_at_least_as_demanding(group_by_shape(members)).items():
             assert count <= most_fitting(capacities, shape)[0]
 
 

@@ -136,7 +136,7 @@ def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(s
     else:
         assert move_plan.fit_counts[-1] == goal.count
         assert len(move_plan.moves) == min_moves
-        assert move_plan.exact
+        assert move_plan.is_minimal
     happens(holdings, pods, goal, move_plan)
 
 

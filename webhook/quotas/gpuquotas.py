@@ -43,7 +43,7 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
                 f"limits nothing{';' if suggested_name else ''} {hint}"
             )
         if rounding := quantity.describe_rounding(
-            amounts.kubernetes(str(manifest["spec"]["hard"][i].get("memoryMiB", "")))
+            amounts.to_kubernetes_spelling(str(manifest["spec"]["hard"][i].get("memoryMiB", "")))
         ):
             warnings.append(f"{field}.memoryMiB: {rounding}")
         warnings += [

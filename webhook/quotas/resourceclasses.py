@@ -59,7 +59,9 @@ def warn(
             f"comes{hint}"
         )
     if parsed.share is not None and (
-        rounding := quantity.describe_rounding(amounts.kubernetes(str(manifest["spec"]["share"]["memoryMiB"])))
+        rounding := quantity.describe_rounding(
+            amounts.to_kubernetes_spelling(str(manifest["spec"]["share"]["memoryMiB"]))
+        )
     ):
         texts.append(f"spec.share.memoryMiB: {rounding}")
     if not parsed.other:

@@ -119,7 +119,7 @@ def write_cordon(
     return _write_spec(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None) is not None
 
 
-def remove(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
+def remove_cordon(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
     """Uncordon the card if it has exactly this cordon. Returns whether the card had this cordon. Raises `KubeError`."""
     return (
         _write_spec(client, card, _NO_CORDON, lambda now: now.spec.unschedulable and now.spec.cordon == cordon)

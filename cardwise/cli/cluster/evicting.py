@@ -79,7 +79,7 @@ class MoveRun:
         """
         failure = "interrupted"
         try:
-            if cordons.remove(self.client, card, cordon):
+            if cordons.remove_cordon(self.client, card, cordon):
                 console.print_text(f"{cordons.describe_card(card)} uncordoned", err=True)
             failure = ""
         except errors.KubeError as error:

@@ -379,7 +379,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
 
 
 def _lower_bound_suffix(move_plan: MovePlan) -> str:
-    return "" if move_plan.exact else f", possibly more than necessary (at least {move_plan.min_moves})"
+    return "" if move_plan.is_minimal else f", possibly more than necessary (at least {move_plan.min_moves})"
 
 
 def _describe_fits(fit_count: int, defrag_request: DefragRequest, *, is_minimum: bool = False) -> str:
@@ -456,7 +456,7 @@ def as_json(outcome: DefragOutcome) -> Json:
         "fitsBefore": move_plan.fit_counts[0],
         "fitsAfter": move_plan.fit_counts[-1],
         "goalReached": outcome.is_reached,
-        "minimal": move_plan.exact if outcome.is_reached else None,
+        "minimal": move_plan.is_minimal if outcome.is_reached else None,
         "exhaustive": move_plan.is_exhaustive,
         "cordons": move_plan.cordons,
         "moves": moves,

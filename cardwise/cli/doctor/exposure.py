@@ -180,7 +180,7 @@ def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], cl
         }
     finally:
         for name in created_names:
-            probing.delete(client, namespace, name, {"gracePeriodSeconds": 0})
+            probing.delete_pod(client, namespace, name, {"gracePeriodSeconds": 0})
 
 
 def _termination_message(pod: Json) -> str | None:

@@ -91,7 +91,7 @@ def run_probe_pod(
         yield Finding("webhook", Severity.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:
         if created_pod is not None:
-            delete(client, cardwise_namespace, created_pod["metadata"]["name"])
+            delete_pod(client, cardwise_namespace, created_pod["metadata"]["name"])
 
 
 def _build_probe_pod() -> Json:
@@ -123,7 +123,7 @@ def build_restricted_pod(container: Json, annotations: Mapping[str, str], **spec
     }  # fmt: skip
 
 
-def delete(client: KubeClient, namespace: str, name: str, options: Json | None = None) -> None:
+def delete_pod(client: KubeClient, namespace: str, name: str, options: Json | None = None) -> None:
     with suppress(errors.NotFound):
         client.delete(paths.pods(namespace, name), options)
 

@@ -278,7 +278,7 @@ def _parse_share(share: object) -> ClassShare:
         remedy = "write MiB such as 8138, or a quantity such as 8Gi; without a share, one of the class is a whole GPU"
         raise InvalidRequest("spec.share.memoryMiB", problem, remedy)
     try:
-        mib = quantity.memory(amounts.kubernetes(str(memory)))
+        mib = quantity.memory(amounts.to_kubernetes_spelling(str(memory)))
     except InvalidQuantity as error:
         raise InvalidRequest("spec.share.memoryMiB", error.problem, error.remedy) from error
     if "corePercent" in share and (type(core) is not int or not 1 <= core <= FULL_CORE):

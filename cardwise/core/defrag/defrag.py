@@ -41,7 +41,7 @@ class MovePlan:
     cordons: bool = False
 
     @property
-    def exact(self) -> bool:
+    def is_minimal(self) -> bool:
         """Whether no plan has fewer moves."""
         return len(self.moves) <= self.min_moves
 

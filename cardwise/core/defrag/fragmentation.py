@@ -168,11 +168,11 @@ class Fragments:
         changed = table.changed_since(self._read)
         self._read = table.log_position
         if self._stale or changed is None or self._useful.shape != table.lines.free.shape:
-            self._useful = self._measure.useful(table.lines)
+            self._useful = self._measure.useful_mib(table.lines)
             self._stale = False
         elif len(changed):
             slots = np.unique(changed)
-            self._useful[slots] = self._measure.useful(table.lines.pick(slots))
+            self._useful[slots] = self._measure.useful_mib(table.lines.pick(slots))
 
 
 def _memory(sums: Sequence[int], useful: float) -> Memory:

@@ -33,7 +33,7 @@ class MemberShape(NamedTuple):
     load: Load
 
 
-def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
+def group_by_shape(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
     """The members that request cards, by their requests."""
     members_by_shape: dict[MemberShape, list[Member]] = {}
     for member in members:

@@ -628,7 +628,7 @@ class _Attempt:
         assignment, state = self._assignments.get(member.uid), self._used.state(self._nodes[member.uid])
         if assignment is not None and state is not None:
             for share in assignment.shares():
-                kind = state.kind(share)
+                kind = state.kind_of_share(share)
                 charges[kind] = charges.get(kind, NO_CHARGE).add(quotas.charge(share))
         return charges
 

@@ -221,7 +221,7 @@ class Gang:
         return (self.ran or self.complete) and uid in self.members and self.members[uid].gated
 
     @property
-    def closed(self) -> bool:
+    def has_gated_member(self) -> bool:
         """Whether a member that the plan needs is still gated: kube-scheduler does not schedule a gated pod."""
         return bool(self._roster.gated) and any(member.gated for member in self.members_to_plan())
 
@@ -448,7 +448,7 @@ class Gang:
 
     def _update_roster(self, member_before: Member | None, member: Member | None) -> None:
         """Update the roster for a member that was added, changed or removed."""
-        self._roster.change(member_before, member)
+        self._roster.update_member(member_before, member)
         self._has_changed()
 
     def _has_changed(self) -> None:

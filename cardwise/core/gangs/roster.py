@@ -53,24 +53,24 @@ class Roster:
         shared = self._requests.setdefault(request, request)
         return member if shared is request else replace(member, request=shared)
 
-    def change(self, member_before: Member | None, member_now: Member | None) -> None:
+    def update_member(self, member_before: Member | None, member_now: Member | None) -> None:
         """Update the sequences and counts for a member that was added (`member_before` is None), changed, or removed
         (`member_now` is None).
         """
         for is_tracked, tracked_members in self._lists:
             if member_before is not None and is_tracked(member_before):
-                del tracked_members[bisect_left(tracked_members, _age(member_before), key=_age)]
+                del tracked_members[bisect_left(tracked_members, _age_key(member_before), key=_age_key)]
             if member_now is not None and is_tracked(member_now):
-                insort(tracked_members, member_now, key=_age)
+                insort(tracked_members, member_now, key=_age_key)
         for state, sign in ((member_before, -1), (member_now, 1)):
             if state is None or not state.there:
                 continue
-            _add(self.foreign, state.foreign, sign)
-            _add(self.priorities, state.priority, sign)
+            _add_count(self.foreign, state.foreign, sign)
+            _add_count(self.priorities, state.priority, sign)
             if state.minimum is not None:
-                _add(self.minimums, state.minimum, sign)
+                _add_count(self.minimums, state.minimum, sign)
             if not state.node:
-                _add(self.kinds, (state.request, state.load), sign)
+                _add_count(self.kinds, (state.request, state.load), sign)
 
     def _tracked_members(self, is_tracked: Callable[[Member], bool]) -> Sequence[Member]:
         """A sequence of the members for which `is_tracked` returns True; later changes update it."""
@@ -79,11 +79,11 @@ class Roster:
         return members
 
 
-def _age(member: Member) -> tuple[str, str, str]:
+def _age_key(member: Member) -> tuple[str, str, str]:
     return member.created, member.name, member.uid
 
 
-def _add(counter: Counter[_T], element: _T, sign: int) -> None:
+def _add_count(counter: Counter[_T], element: _T, sign: int) -> None:
     counter[element] += sign
     if not counter[element]:
         del counter[element]

@@ -63,15 +63,15 @@ class CardIndex:
 
         Cards with a taint that is not tolerated are left out.
         """
-        walks = [_upwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
+        walks = [_walk_upwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks)
 
     def largest(
         self, mem: int, nodes: Collection[str], kinds: Collection[int] | None = None, untolerated: int = 0
     ) -> Iterator[IndexEntry]:
         """As `smallest`, but the emptiest first."""
-        walks = [_downwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
-        return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first)
+        walks = [_walk_downwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
+        return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first_key)
 
     def count(self, untolerated: int) -> Mapping[str, int]:
         """By node, how many open cards have none of these taints. Nodes without such a card are left out."""
@@ -129,13 +129,13 @@ def _change_many(entries: list[IndexEntry], changes: _Changes) -> list[IndexEntr
     return changed + remaining[start:]
 
 
-def _upwards(entries: list[IndexEntry], mem: int, nodes: Collection[str]) -> Iterator[IndexEntry]:
+def _walk_upwards(entries: list[IndexEntry], mem: int, nodes: Collection[str]) -> Iterator[IndexEntry]:
     for i in range(bisect_left(entries, (mem,)), len(entries)):
         if entries[i][1] in nodes:
             yield entries[i]
 
 
-def _downwards(entries: list[IndexEntry], mem: int, nodes: Collection[str]) -> Iterator[IndexEntry]:
+def _walk_downwards(entries: list[IndexEntry], mem: int, nodes: Collection[str]) -> Iterator[IndexEntry]:
     end = len(entries)
     while end and entries[end - 1][0] >= mem:
         start = bisect_left(entries, (entries[end - 1][0],))
@@ -145,5 +145,5 @@ def _downwards(entries: list[IndexEntry], mem: int, nodes: Collection[str]) -> I
         end = start
 
 
-def _emptiest_first(entry: IndexEntry) -> tuple[int, str, int]:
+def _emptiest_first_key(entry: IndexEntry) -> tuple[int, str, int]:
     return -entry[0], entry[1], entry[2]

@@ -227,7 +227,7 @@ def headroom_after(
 
 
 # The score and positions of the cards for one card request, and the remaining headroom.
-Chosen = tuple[int, list[int], Sequence[QuotaHeadroom]]
+ChosenCards = tuple[int, list[int], Sequence[QuotaHeadroom]]
 
 
 def choose(
@@ -236,7 +236,7 @@ def choose(
     headroom: Sequence[QuotaHeadroom],
     pick_card: PickCard,
     may_try: Callable[[], bool],
-) -> Chosen | None:
+) -> ChosenCards | None:
     """The policy's choice of cards for one card request; None if too few cards are allowed and free.
 
     may_try: see `choices`; called only if quotas matter.
@@ -252,7 +252,7 @@ def choose(
 
 def _choose_freely(
     node: NodeState, codes: Sequence[int], typed_request: TypedRequest, pick_card: PickCard
-) -> Chosen | None:
+) -> ChosenCards | None:
     """The policy's choice of cards for one card request, one card after another, without quotas."""
     card_request, levels, _ = typed_request
     if len(codes) < card_request.cards:
@@ -285,7 +285,7 @@ def choices(
     equivalence_key: Callable[[NodeState, int], object],
     may_try: Callable[[], bool],
     chosen_before: tuple[int, ...] = (),
-) -> Iterator[Chosen]:
+) -> Iterator[ChosenCards]:
     """Yield the choices of cards for one card request that quotas allow, in the policy's order of preference.
 
     equivalence_key: cards with equal keys are interchangeable; only one of them is tried.
@@ -341,7 +341,7 @@ def choose_card(node: NodeState, codes: Sequence[int], typed_request: TypedReque
 def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:
     """The codes of the cards that are open to the card request, in ascending order. Memory and kind are not checked."""
     codes = node.codes_of_empty_cards() if card_request.whole else node.codes_fullest_first()
-    if node.mps.may_close(card_request.untolerated, card_request.user):
+    if node.mps.may_be_closed_to(card_request.untolerated, card_request.user):
         codes = [code for code in codes if admits(node, code & POSITION_MASK, card_request)]
     if card_request.whole:
         return codes
@@ -392,7 +392,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         if most_free < card_request.mem:
             return Refusal.NO_MEMORY
     kind_set = range(len(node.cards)) if allowed_codes is None else allowed_codes
-    if card_request.untolerated & FOR_GOOD and node.mps.may_close(card_request.untolerated, card_request.user):
+    if card_request.untolerated & FOR_GOOD and node.mps.may_be_closed_to(card_request.untolerated, card_request.user):
         never = [i for i in kind_set if node.mps.taints[i] & card_request.untolerated & FOR_GOOD]
         if len(kind_set) == len(never):
             return node.mps.refusal(never, card_request.untolerated, card_request.user)
@@ -403,11 +403,11 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
             node.open_card_count if allowed_codes is None else sum(node.cards[i].accepts_shares for i in allowed_codes)
         )
         if open_card_count < card_request.cards:
-            return _withheld(node, card_request, kind_set)
-        if not node.mps.may_close(card_request.untolerated, card_request.user):
+            return _withheld_reason(node, card_request, kind_set)
+        if not node.mps.may_be_closed_to(card_request.untolerated, card_request.user):
             return Refusal.NO_WHOLE_CARD  # not checked for each card: this runs for thousands of nodes
         empty = [i for i in kind_set if node.is_empty(i)]
-        return _why_closed(node, card_request, empty) or Refusal.NO_WHOLE_CARD
+        return _closed_reason(node, card_request, empty) or Refusal.NO_WHOLE_CARD
     big = [i for i in kind_set if node.cards[i].mem - node.kept_back >= card_request.mem]
     if len(big) < card_request.cards:
         return Refusal.CARD_TOO_SMALL
@@ -420,8 +420,8 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
         return Refusal.NO_MEMORY
     taking = [i for i in fitting_positions if node.cards[i].accepts_shares]
     if len(taking) < card_request.cards:
-        return _withheld(node, card_request, fitting_positions)
-    closing_refusal = _why_closed(node, card_request, taking)
+        return _withheld_reason(node, card_request, fitting_positions)
+    closing_refusal = _closed_reason(node, card_request, taking)
     if closing_refusal is not None:
         return closing_refusal
     admitting = [i for i in taking if admits(node, i, card_request)]
@@ -430,15 +430,15 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
     return Refusal.NO_CORE
 
 
-def _withheld(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal:
+def _withheld_reason(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal:
     """Why too few of these cards accept new shares: `CORDONED` if uncordoning would suffice, else `UNHEALTHY`."""
     healthy = sum(node.cards[i].healthy for i in kind_set)
     return Refusal.UNHEALTHY if healthy < card_request.cards else Refusal.CORDONED
 
 
-def _why_closed(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal | None:
+def _closed_reason(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal | None:
     """Why MPS closes too many of these cards; None if enough stay open, or if there are too few cards without MPS."""
-    if len(kind_set) < card_request.cards or not node.mps.may_close(card_request.untolerated, card_request.user):
+    if len(kind_set) < card_request.cards or not node.mps.may_be_closed_to(card_request.untolerated, card_request.user):
         return None
     if sum(admits(node, i, card_request) for i in kind_set) >= card_request.cards:
         return None

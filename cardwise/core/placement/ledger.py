@@ -175,10 +175,10 @@ class Ledger:
         return self._usage
 
     def usage(self, namespace: str) -> Mapping[int, Charge]:
-        """The amounts that the namespace holds on cards of each kind (see `kind`). Do not keep the mapping."""
+        """The amounts that the namespace holds on cards of each kind (see `kind_of_share`). Do not keep the mapping."""
         return self._usage.get(namespace, {})
 
-    def kind(self, node: str, share: CardShare) -> int:
+    def kind_of_share(self, node: str, share: CardShare) -> int:
         """The kind by which quotas count a share of a pod on this node: the last kind that this node reported for the
         share's card, even if the node no longer has the card. Reports of other nodes do not count, because a
         compromised node could change the charges of other nodes' pods.
@@ -186,7 +186,7 @@ class Ledger:
         `UNKNOWN_KIND`, which every entry of a quota counts, if the node has not reported the card while a pod held it.
         """
         state = self._nodes.get(node)
-        return state.kind(share) if state is not None else UNKNOWN_KIND
+        return state.kind_of_share(share) if state is not None else UNKNOWN_KIND
 
     def used(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
         """The amounts that the namespace holds on the cards that a quota entry covers."""
@@ -406,7 +406,7 @@ class Ledger:
             if not homes or homes == own.own_name:
                 kind = own.count_share(share, sign, holding.mps_client)
             else:
-                kind = self.kind(own.name, share)
+                kind = self.kind_of_share(own.name, share)
                 for name in homes:
                     self._own(name).count_share(share, sign, holding.mps_client)
             if homes != own.own_name:

@@ -102,8 +102,8 @@ class CardTaints:
         duplicate.tainted, duplicate.single = self.tainted, self.single
         return duplicate
 
-    def count(self, i: int, client: MpsClient, sign: int) -> None:
-        """Add (sign 1) or remove (sign -1) a share of the card."""
+    def add_client(self, i: int, client: MpsClient, sign: int) -> None:
+        """Add (sign 1) or remove (sign -1) a share of the card for this MPS client."""
         if not self.managed or self.statuses[i] is None:
             return
         daemon = self.daemons[i]
@@ -121,7 +121,7 @@ class CardTaints:
         status = self.statuses[i]
         return status.max_clients if status is not None else 0
 
-    def may_close(self, untolerated: int, user: int) -> bool:
+    def may_be_closed_to(self, untolerated: int, user: int) -> bool:
         """Whether any card may be closed to a request that does not tolerate these taints and runs as `user`."""
         return bool(self.tainted & untolerated) or (self.single and user != NO_USER)
 

@@ -123,7 +123,7 @@ class NodeState:
                 return i
         return None
 
-    def kind(self, share: CardShare) -> int:
+    def kind_of_share(self, share: CardShare) -> int:
         """The kind of the share's card, even if the node no longer has the card."""
         i = self.position(share)
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
@@ -142,7 +142,7 @@ class NodeState:
             self.free_core[i] -= sign * share.core
             self.clients[i] += sign
             if client is not None:
-                self.mps.count(i, client, sign)
+                self.mps.add_client(i, client, sign)
         self.codes = self._empty_codes = None
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
 
@@ -215,7 +215,7 @@ class NodeState:
         held_shares: shares that pods hold here. If the node no longer has a share's card, the card's kind is kept.
         """
         kinds_before = [*self.kinds, *self.former_kinds.values()]
-        former = [(share, self.kind(share)) for share in held_shares]
+        former = [(share, self.kind_of_share(share)) for share in held_shares]
         self.cards = sorted(cards, key=lambda card: card.index)
         self.kinds = [kinds.add_card(card) for card in self.cards]
         self.kind_set = frozenset(self.kinds)

@@ -90,10 +90,10 @@ def place_on(
 
 def exceeded_entries(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.QuotaEntry]:
     """The quota entries that the placement would exceed."""
-    return exceeded_together(ledger, [(placement.node, placement.assignment)], headroom)
+    return entries_exceeded_together(ledger, [(placement.node, placement.assignment)], headroom)
 
 
-def exceeded_together(
+def entries_exceeded_together(
     ledger: Ledger, node_assignments: Iterable[tuple[str, Assignment]], headroom: Sequence[Headroom]
 ) -> list[quotas.QuotaEntry]:
     """The quota entries that the placements of several pods of one namespace would exceed together.
@@ -101,7 +101,7 @@ def exceeded_together(
     node_assignments: the node and the assignment of each pod.
     """
     charges = [
-        (ledger.kind(node, share), quotas.charge(share))
+        (ledger.kind_of_share(node, share), quotas.charge(share))
         for node, assignment in node_assignments
         for share in assignment.shares()
     ]
@@ -287,7 +287,9 @@ class Scorer:
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
                 continue
-            if is_plain and not (may_be_closed and node.mps.may_close(card_request.untolerated, card_request.user)):
+            if is_plain and not (
+                may_be_closed and node.mps.may_be_closed_to(card_request.untolerated, card_request.user)
+            ):
                 # The same as `_score`, inlined: with thousands of nodes, each function call would add a twentieth.
                 pick = pick_card(
                     node.codes_of_empty_cards() if takes_whole_cards else node.codes or node.codes_fullest_first(),

@@ -19,7 +19,7 @@ from cardwise.core.api.cards import POSITION_BITS
 from cardwise.core.api.policies import PickCard
 from cardwise.core.placement.fitting import (
     CardRequest,
-    Chosen,
+    ChosenCards,
     QuotaHeadroom,
     SearchPlan,
     TypedRequest,
@@ -174,7 +174,7 @@ def _choose_first(
     headroom: Sequence[QuotaHeadroom],
     pick_card: PickCard,
     effort: SearchEffort,
-) -> Chosen | None:
+) -> ChosenCards | None:
     """The policy's choice of cards for one card request; None if too few cards are allowed and free, or if all choices
     that were tried exceed quotas.
 

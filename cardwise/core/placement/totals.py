@@ -69,13 +69,13 @@ def classes_of_cards(
     """All classes of cards, ordered by name; or only the class with the name `only`."""
     namespaces = sorted({holding.namespace for holding in ledger.holdings()})
     return [
-        _of_cards(ledger, classes[name], namespaces)
+        _card_class_view(ledger, classes[name], namespaces)
         for name in sorted(classes)
         if not classes[name].other and only in (None, name)
     ]
 
 
-def _of_cards(ledger: Ledger, resource_class: ResourceClass, namespaces: Collection[str]) -> CardClassView:
+def _card_class_view(ledger: Ledger, resource_class: ResourceClass, namespaces: Collection[str]) -> CardClassView:
     of_class = [
         (node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if resource_class.name in card.classes
     ]
@@ -192,5 +192,7 @@ def charge(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
     """The charge of one pod to the entry."""
     shares = holding.assignment.shares()
     return quotas.total(
-        quotas.charge(share) for share in shares if ledger.kinds.is_covered(ledger.kind(holding.node, share), entry)
+        quotas.charge(share)
+        for share in shares
+        if ledger.kinds.is_covered(ledger.kind_of_share(holding.node, share), entry)
     )

@@ -292,7 +292,9 @@ class _Search:
         for dimension, need in enumerate(shortfall):
             if need <= 0:
                 continue
-            count = _count_largest((amount for bit, amount, _ in self._orders[dimension] if open_bits & bit), need)
+            count = _count_largest_to_reach(
+                (amount for bit, amount, _ in self._orders[dimension] if open_bits & bit), need
+            )
             if count is None:
                 return None
             if count > max_count:
@@ -320,7 +322,7 @@ class _Search:
             need -= amount
             if need <= 0:
                 return 0
-        return _count_largest(amounts_beyond_budgets, need) or 0
+        return _count_largest_to_reach(amounts_beyond_budgets, need) or 0
 
 
 def _bits_up_to_amount(candidates: Mapping[int, _Candidate], dimension: int) -> dict[int, int]:
@@ -332,7 +334,7 @@ def _bits_up_to_amount(candidates: Mapping[int, _Candidate], dimension: int) -> 
     return bits_by_amount
 
 
-def _count_largest(amounts: Iterable[int], need: int) -> int | None:
+def _count_largest_to_reach(amounts: Iterable[int], need: int) -> int | None:
     """The number of amounts, from the first on, that together meet the need; None if all together do not."""
     count = 0
     for amount in amounts:

@@ -16,7 +16,7 @@ _MIB = 1024**2
 _MAX_AMOUNT = 2**53  # the largest integer up to which all JSON readers are exact
 
 
-def kubernetes(text: str) -> str:
+def to_kubernetes_spelling(text: str) -> str:
     """The quantity in Kubernetes' spelling: `10Gi` for `10GiB`. Other texts stay unchanged, so errors quote them."""
     text = text.strip()
     return text[:-1] if _BYTES.fullmatch(text) else text
@@ -24,7 +24,7 @@ def kubernetes(text: str) -> str:
 
 def parse(text: str | int) -> Fraction:
     """The value of a quantity; `10GiB` and `10Gi` are bytes. Raises InvalidQuantity."""
-    return quantity.parse(kubernetes(str(text)))[0]
+    return quantity.parse(to_kubernetes_spelling(str(text)))[0]
 
 
 def memory(text: str | int) -> int:
@@ -33,7 +33,7 @@ def memory(text: str | int) -> int:
 
     `64G` is refused: by Kubernetes' rules it would mean 64,000,000,000 MiB, which no user intends.
     """
-    number, is_bytes = quantity.parse(kubernetes(str(text)))
+    number, is_bytes = quantity.parse(to_kubernetes_spelling(str(text)))
     if str(text).strip()[-1:] in "MGTPE":
         raise InvalidQuantity(f"{text} would mean that many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:

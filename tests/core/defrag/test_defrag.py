@@ -98,7 +98,7 @@ def test_the_card_with_the_fewest_pods_is_cleared():
     ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
     defrag_plan = plan(world(ledger), free_cards(1), pods)
     assert moves(defrag_plan) == ["c: n1/1 > n2/0"]
-    assert (defrag_plan.fit_counts, defrag_plan.exact) == ((0, 1), True)
+    assert (defrag_plan.fit_counts, defrag_plan.is_minimal) == ((0, 1), True)
 
 
 def test_nothing_is_moved_where_it_fits_already():
@@ -131,7 +131,7 @@ def test_a_pod_that_would_return_to_its_card_is_not_moved():
 def test_a_pod_that_would_return_to_its_card_is_moved_if_the_card_is_cordoned():
     ledger, pods = cluster(n1=[[100], [600]])
     defrag_plan = plan(world(ledger), free_cards(1), [replace(pod, policy="spread") for pod in pods])
-    assert (moves(defrag_plan), defrag_plan.cordons, defrag_plan.exact) == (["a: n1/0 > n1/1"], True, True)
+    assert (moves(defrag_plan), defrag_plan.cordons, defrag_plan.is_minimal) == (["a: n1/0 > n1/1"], True, True)
     assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
 
 
@@ -243,7 +243,7 @@ def test_a_large_cluster_is_searched_greedily_and_the_plan_has_a_lower_bound():
     assert defrag_plan.fit_counts[-1] == 8
     assert 8 <= len(defrag_plan.moves) <= 12
     assert defrag_plan.min_moves < 8
-    assert not defrag_plan.exact
+    assert not defrag_plan.is_minimal
     assert ledger.holding("n00-0").node == "n00"
 
 

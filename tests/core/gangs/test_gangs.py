@@ -84,7 +84,7 @@ def member(name, created, *, priority=0, queued=None):
 def rank(members, priority, key):
     roster = Roster()
     for member in reversed(members):
-        roster.change(None, member)
+        roster.update_member(None, member)
     return gang_rank(roster.there[0], max(roster.priorities), priority, key)
 
 

@@ -38,7 +38,7 @@ def test_counts_after_changes_equal_a_new_count(changes):
         before, now = known.pop(uid, None), None if isinstance(change, str) else change
         if now is not None:
             known[uid] = now
-        roster.change(before, now)
+        roster.update_member(before, now)
         there = sorted((m for m in known.values() if m.there), key=lambda m: (m.created, m.name, m.uid))
         assert roster.there == there
         assert roster.ready == [m for m in there if not m.foreign_gate]

@@ -54,7 +54,7 @@ def test_what_is_held_counts_as_before_while_its_card_is_away(ledger, held):
 def test_a_card_that_was_never_seen_counts_everywhere_until_it_is(ledger):
     ledger.set_holding(holding("u", 100, 7))
     assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [100, 100, 100, 100]
-    assert ledger.kind("n1", holding("u", 100, 7).assignment.shares()[0]) == UNKNOWN_KIND
+    assert ledger.kind_of_share("n1", holding("u", 100, 7).assignment.shares()[0]) == UNKNOWN_KIND
     ledger.set_cards("n1", [card("a"), card("b", index=7)])
     assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [0, 100, 100, 100]
 
@@ -91,7 +91,7 @@ def test_a_kind_is_gone_with_the_last_card_that_is_remembered(ledger):
     ledger.set_cards("n2", [Card(index=0, uuid="GPU-n2-0", mem=P100, classes=frozenset({"b"}))])
     ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [])
-    kind = ledger.kind("n1", holding("u", 100, 0).assignment.shares()[0])
+    kind = ledger.kind_of_share("n1", holding("u", 100, 0).assignment.shares()[0])
     assert ledger.kinds.get(kind).classes == {"a"}
     ledger.release("u")
     with pytest.raises(KeyError):

@@ -197,7 +197,7 @@ class Story:
                 if (
                     entry.covers(known[share.uuid].classes, known[share.uuid].model)
                     if share.uuid in known
-                    else ledger.kinds.is_covered(ledger.kind(record.node, share), entry)
+                    else ledger.kinds.is_covered(ledger.kind_of_share(record.node, share), entry)
                 )
             ]
             amounts = {

@@ -352,7 +352,7 @@ class Engine:
         names = self._table.names
         copied = candidate_slots is not None
         if candidate_slots is not None:
-            points, nodes = _only_slots(points, candidate_slots), None
+            points, nodes = _keep_only_slots(points, candidate_slots), None
         while True:
             highest = points.max(initial=NO_POINTS)
             if highest == NO_POINTS:
@@ -366,7 +366,7 @@ class Engine:
             points[slot] = NO_POINTS
             tries += 1
             if nodes is not None and tries >= _MAX_TRIES:
-                points, nodes = _only_slots(points, self._slots(nodes)), None
+                points, nodes = _keep_only_slots(points, self._slots(nodes)), None
 
     def _slots(self, nodes: Collection[str]) -> Ints:
         """The slots of the nodes in ascending order, without duplicates, so that samples are reproducible."""
@@ -411,7 +411,7 @@ class Engine:
         return placement if not isinstance(placement, Refusal) else None
 
 
-def _only_slots(points: Floats, slots: Ints) -> Floats:
+def _keep_only_slots(points: Floats, slots: Ints) -> Floats:
     """A copy of `points` in which all other slots have no score."""
     only = np.full(len(points), NO_POINTS)
     only[slots] = points[slots]

@@ -38,7 +38,7 @@ class FragmentMeasure:
         for weighted, shape_index in zip(typical, shape_indexes, strict=True):
             self._weights[np.searchsorted(cpus, weighted.shape.request_size.cpu) + 1 :, shape_index] += weighted.weight
 
-    def useful(self, nodes: NodeArrays) -> Floats:
+    def useful_mib(self, nodes: NodeArrays) -> Floats:
         """By line and card, the expected free MiB that are not fragments."""
         weights = self._weights[np.searchsorted(self._cpus, nodes.cpu, side="right")]
         useful_by_card, start = [], 0

@@ -43,7 +43,7 @@ class KindPrices:
         self._kinds = max((kinds[-1] for kinds, _ in self._demand), default=-1) + 1
 
     @property
-    def any(self) -> bool:
+    def has_prices(self) -> bool:
         """Whether any kind has a price."""
         return bool(len(self._prices))
 

@@ -38,10 +38,10 @@ def remainder_prices(demand: Mapping[int, float]) -> Floats:
     chosen_sizes = sorted(frequency_by_size, key=lambda parts: (-parts * frequency_by_size[parts], parts))[:_MAX_SIZES]
     sizes = sorted(chosen_sizes)
     total = sum(frequency_by_size[parts] for parts in sizes)
-    return _solve(sizes, np.array([frequency_by_size[parts] / total for parts in sizes]))
+    return _solve_prices(sizes, np.array([frequency_by_size[parts] / total for parts in sizes]))
 
 
-def _solve(sizes: list[int], demand: Floats) -> Floats:
+def _solve_prices(sizes: list[int], demand: Floats) -> Floats:
     count = len(sizes)
     columns = np.diag([float(CARD_PARTS // parts) for parts in sizes])
     costs = np.ones(count)
@@ -55,7 +55,7 @@ def _solve(sizes: list[int], demand: Floats) -> Floats:
             worth = _knapsack(sizes, prices)
             if worth[CARD_PARTS] <= 1.0 + _EPSILON:
                 break
-            entering, cost = _cut(sizes, prices, worth), 1.0
+            entering, cost = _best_cut(sizes, prices, worth), 1.0
         used = np.linalg.solve(columns, demand)
         change = np.linalg.solve(columns, entering)
         rising = change > _EPSILON
@@ -84,7 +84,7 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
     return worth
 
 
-def _cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
+def _best_cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
     """The number of shares of each size in the most valuable set for a whole card."""
     counts = np.zeros(len(sizes))
     remainder = CARD_PARTS

@@ -127,7 +127,7 @@ class Pricing:
                 before - self._expected_capacity.node_values(nodes.clients[line] + taken_cards, nodes.kind[line]),
                 _REMAINDER_STEP,
             )
-        if self._kind_prices.any and request_size.cards:
+        if self._kind_prices.has_prices and request_size.cards:
             kinds = self._kind_prices.prices_of(nodes.kind)
             cost += self._in_cards(request_size.mem) * (
                 kinds[line, card] if request_size.cards == 1 else (kinds * chosen).sum(axis=1)

@@ -46,7 +46,7 @@ WHOLE, HALF, NO_GPU = (
 
 
 def fragments(policy, of):
-    return float(of.free.sum() - policy.useful(of).sum())
+    return float(of.free.sum() - policy.useful_mib(of).sum())
 
 
 def test_cards_that_are_too_small_for_a_request_are_fragments_to_it():
@@ -81,8 +81,8 @@ def test_fragments_are_those_of_the_example():
 def test_free_cards_count_in_cards_whatever_their_size():
     small = fragmentation((WHOLE, 1), (HALF, 1))
     big = FragmentMeasure([WeightedShape(Shape(HALF._replace(mem=50_000)), 1.0)])
-    assert small.useful(lines(n=[1000])).sum() == pytest.approx(1000)
-    assert big.useful(lines(n=[1000])).sum() == 0.0
+    assert small.useful_mib(lines(n=[1000])).sum() == pytest.approx(1000)
+    assert big.useful_mib(lines(n=[1000])).sum() == 0.0
 
 
 # The cards that a pod gets.
