@@ -53,7 +53,7 @@ def _card_env(grant: Grant) -> dict[str, str]:
 
 def _sm_percent(grant: Grant, shares: Sequence[CardShare]) -> int | None:
     """The percent of SMs that the container's processes may use: the lowest percent of its cards."""
-    percentages = [mps.percent(share.core, share.mem, share.total, grant.sm_percent) for share in shares]
+    percentages = [mps.sm_percent(share.core, share.mem, share.total, grant.sm_percent) for share in shares]
     return min((percent for percent in percentages if percent is not None), default=None)
 
 

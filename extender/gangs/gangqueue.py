@@ -16,15 +16,15 @@ from cardwise.core.gangs.gangstate import Gang
 
 GANGS_BEFORE_NEXT_NAMESPACE: Final = 32  # gangs of a namespace, after which gangs of other namespaces follow
 
-_Place = tuple[bool, Rank, Gang]  # ranks are never equal, so gangs are not compared
+_QueueEntry = tuple[bool, Rank, Gang]  # ranks are never equal, so gangs are not compared
 
 
 class GangQueue:
     """The gangs that do not run, in order."""
 
     def __init__(self) -> None:
-        self._by_namespace: dict[str, list[_Place]] = {}  # by namespace, in order
-        self._places: dict[str, _Place] = {}  # by gang
+        self._by_namespace: dict[str, list[_QueueEntry]] = {}  # by namespace, in order
+        self._places: dict[str, _QueueEntry] = {}  # by gang
 
     def update_gang(self, gang: Gang) -> None:
         """Update the gang's position in the order. Removes a gang that runs."""
@@ -56,7 +56,7 @@ class GangQueue:
         """The gangs that come before this gang. If gangs change during the iteration, as in `gangs_in_order`."""
         return GangCursor(self._round_robin(self._places[gang.key]))
 
-    def _round_robin(self, until: _Place | None = None) -> Iterator[Gang]:
+    def _round_robin(self, until: _QueueEntry | None = None) -> Iterator[Gang]:
         last_lap = None
         if until is not None:
             last_lap = bisect_left(self._by_namespace[until[2].namespace], until) // GANGS_BEFORE_NEXT_NAMESPACE

@@ -68,7 +68,7 @@ class SmPercent(StrEnum):
     MEMORY = "memory"
 
 
-def percent(core: int, mem: int, total: int, source: str) -> int | None:
+def sm_percent(core: int, mem: int, total: int, source: str) -> int | None:
     """The limit on a share's SMs, in percent of the card's SMs; None for no limit.
 
     core: the percent that the share requests; 0 for none.

@@ -439,7 +439,7 @@ class Ledger:
             return
         homes = nodes_by_uuid.nodes(uuid)
         if own.name not in homes:
-            nodes_by_uuid.hold_elsewhere(uuid, uid, sign)
+            nodes_by_uuid.count_holding_elsewhere(uuid, uid, sign)
         for name in homes:
             if name != own.name:
                 self._own(name).count_foreign(uid, sign)

@@ -46,7 +46,7 @@ class NodesByUuid:
         """The UIDs of the pods that hold this card or device and whose own node does not report it."""
         return self._elsewhere.get(uuid, ())
 
-    def hold_elsewhere(self, uuid: str, uid: str, sign: int) -> None:
+    def count_holding_elsewhere(self, uuid: str, uid: str, sign: int) -> None:
         """Add (sign 1) or remove (sign -1) a share of a pod whose own node does not report the UUID."""
         holders = self._elsewhere.get(uuid, _NO_SHARES)
         shares = holders.get(uid, 0) + sign

@@ -17,7 +17,7 @@ def prices(free_of_a: int, free_of_others: int) -> list[float]:
     workload = [WeightedShape(Shape(WHOLE, frozenset({A})), 0.5), WeightedShape(Shape(WHOLE), 0.5)]
     kinds = KindPrices(workload, typical_card_mib=CARD)
     kinds.update_prices(np.array([free_of_a, free_of_others], np.float64))
-    return list(kinds.prices_of(np.array([A, OTHER]))) if kinds.any else [0.0, 0.0]
+    return list(kinds.prices_of(np.array([A, OTHER]))) if kinds.has_prices else [0.0, 0.0]
 
 
 def test_the_example_of_the_docstring():
