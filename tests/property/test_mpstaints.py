@@ -18,7 +18,7 @@ from cardwise.core.values.refusals import Refusal
 from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]
-MEM = 100  # MiB of a card
+MEM = 100  # MiB of the smallest card
 
 mps_states = st.none() | st.builds(
     CardMps,
@@ -70,7 +70,7 @@ steps = st.lists(
 
 def cards_of(node, states):
     return [
-        Card(index=i, uuid=f"{node}-{i}", mem=MEM, mps=mps, has_kernel_limit=has_kernel_limit)
+        Card(index=i, uuid=f"{node}-{i}", mem=MEM + 25 * i, mps=mps, has_kernel_limit=has_kernel_limit)
         for i, (mps, has_kernel_limit) in enumerate(states)
     ]
 
@@ -156,10 +156,36 @@ def follow(ledger, step, uids, policy):
         assert placed.score == max(scores.values())
         node = ledger.node(placed.node)
         assert {node.position(share) for share in placed.assignment.shares()} <= set(open_[placed.node])
+        keeps_apart(ledger, node, given_, placed, open_)
         event(f"{given_.isolation} placed beside {len(neighbours(ledger, node, 0)) if node.cards[0].mps else 'any'}")
         ledger.set_holding(
             Holding(f"u{next(uids)}", "default", "p", placed.node, placed.assignment, mps_client=given_.mps_client)
         )
+
+
+def is_closable(ledger, node, i):
+    """Whether a pod without MPS would close the card to pods with MPS."""
+    return node.cards[i].mps is not None and not neighbours(ledger, node, i)
+
+
+def keeps_apart(ledger, node, pod_request, placed, open_):
+    """A share without MPS closes a card only if no other is open to it. A share with MPS takes the last empty card of a
+    node only if no other card of it with MPS is open.
+    """
+    (container,), (i, *_) = pod_request.containers, map(node.position, placed.assignment.shares())
+    if container.whole or container.cards > 1 or not is_closable(ledger, node, i):
+        return
+    if not pod_request.isolation.uses_mps:
+        for name, positions in open_.items():
+            assert all(is_closable(ledger, ledger.node(name), other) for other in positions)
+        return
+    empty = [
+        other
+        for other, card in enumerate(node.cards)
+        if is_closable(ledger, node, other) and card.mps.ready and not card.mps.serves_several
+    ]
+    if empty == [i]:
+        assert not any(node.cards[other].mps is not None for other in open_[node.name] if other != i)
 
 
 WHY = {

@@ -4,7 +4,7 @@
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -16,12 +16,13 @@ from cardwise.core.api.policies import Pick, PickCard
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds, KindLevel
-from cardwise.core.placement.mpstaints import DEMANDS, FOR_GOOD, untolerated_by
+from cardwise.core.placement.mpstaints import DEMANDS, FOR_GOOD, LAST_EMPTY, avoided_by, untolerated_by
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 
-_LEVEL_WEIGHT: Final = 1 << 40  # what each further level subtracts from a score: more than the MiB of any card
+_CLOSING_WEIGHT: Final = 1 << 40  # what closing a card to MPS subtracts from a score: more than the MiB of any card
+_LEVEL_WEIGHT: Final = 1 << 50  # what each further level subtracts from a score: more than closing all cards of a node
 _ANY_SIZE: Final = 1 << 40  # MiB; larger than any card
 
 
@@ -35,6 +36,7 @@ class CardRequest(NamedTuple):
     resource_class: the requested class; "" for any card.
     untolerated: the MPS taints that close a card to the request, see `mpstaints`.
     user: the user as which the pod uses MPS, see `mpsprofile`.
+    avoided: the MPS taints of cards that the request takes only where it must, see `mpstaints`.
     """
 
     keys: tuple[str, ...]
@@ -45,6 +47,7 @@ class CardRequest(NamedTuple):
     resource_class: str = ""
     untolerated: int = 0
     user: int = NO_USER
+    avoided: int = 0
 
     def charge(self, cards: int, size: int) -> Charge:
         """The charge of this number of cards to a quota.
@@ -105,7 +108,10 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
                 request.isolation, several_cards=c.cards > 1, whole=c.whole, whole_only=request.has_whole_cards_only
             )
             mem, core = c.mem_per_card, c.core_per_card
-            requests.append(CardRequest((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user))
+            avoided = 0 if c.whole else avoided_by(request.isolation, several_cards=True)
+            requests.append(
+                CardRequest((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user, avoided)
+            )
         else:
             containers_by_class.setdefault(c.resource_class, []).append(c)
     for resource_class, of_class in containers_by_class.items():
@@ -121,6 +127,7 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
                 resource_class=resource_class,
                 untolerated=single_card,
                 user=user,
+                avoided=avoided_by(request.isolation, several_cards=False),
             )
         )
     return sorted(
@@ -263,7 +270,7 @@ def _choose_freely(
     for _ in range(card_request.cards):
         pick = (
             pick_card(remaining_codes, min_code)
-            if levels is ANY_CARD
+            if levels is ANY_CARD and not card_request.avoided & node.mps.tainted
             else choose_card(node, remaining_codes, typed_request, pick_card)
         )
         if pick is None:
@@ -332,10 +339,54 @@ def choose_card(node: NodeState, codes: Sequence[int], typed_request: TypedReque
         if kinds is not None and not kinds >= node.kind_set:
             card_kinds = node.kinds
             allowed_codes = [code for code in codes if card_kinds[code & POSITION_MASK] in kinds]
-        pick = pick_card(allowed_codes, card_code(typed_request.card_request.mem)) if allowed_codes else None
+        pick = _pick(node, allowed_codes, typed_request.card_request, pick_card) if allowed_codes else None
         if pick is not None:
             return pick[0] - rank * _LEVEL_WEIGHT, pick[1]
     return None
+
+
+def _pick(node: NodeState, codes: Sequence[int], card_request: CardRequest, pick_card: PickCard) -> Pick | None:
+    """The policy's choice of these cards, among those first that the card request does not avoid.
+
+    A share without MPS avoids cards that it would close, on all nodes: such cards have lower scores. A share with MPS
+    avoids the last empty card of a node while another card of this node with MPS has capacity.
+    """
+    min_code, avoided = card_code(card_request.mem), card_request.avoided & node.mps.tainted
+    if not avoided:
+        return pick_card(codes, min_code)
+    taints = node.mps.taints
+    preferred = [code for code in codes if not taints[code & POSITION_MASK] & avoided]
+    if avoided & LAST_EMPTY:
+        return pick_card(preferred if _has_mps_capacity(node, preferred, min_code) else codes, min_code)
+    pick = pick_card(preferred, min_code) if preferred else None
+    if pick is not None:
+        return pick
+    pick = pick_card(codes, min_code)
+    return (pick[0] - _CLOSING_WEIGHT, pick[1]) if pick is not None else None
+
+
+def _has_mps_capacity(node: NodeState, codes: Iterable[int], min_code: int) -> bool:
+    """Whether a card with MPS among these cards has enough free memory."""
+    return any(code >= min_code and node.mps.statuses[code & POSITION_MASK] is not None for code in codes)
+
+
+def is_avoided(
+    node: NodeState, i: int, card_request: CardRequest, kinds: frozenset[int] | None, headroom: Sequence[QuotaHeadroom]
+) -> bool:
+    """Whether the card request leaves the card, the last empty one of its node, to pods without MPS.
+
+    kinds: the kinds of cards that the card request may use; None for all.
+    """
+    if not card_request.avoided & node.mps.taints[i] & LAST_EMPTY:
+        return False
+    others = (
+        code
+        for code in usable_codes(node, card_request)
+        if code & POSITION_MASK != i
+        and (kinds is None or node.kinds[code & POSITION_MASK] in kinds)
+        and (not headroom or headroom_after(headroom, node, code & POSITION_MASK, card_request) is not None)
+    )
+    return _has_mps_capacity(node, others, card_code(card_request.mem))
 
 
 def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:

@@ -3,6 +3,7 @@ memory tier is less than the pod demands.
 
 A card has *taints*, and a request does not *tolerate* certain taints. A card with such a taint is closed to the
 request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.
+Two further taints close nothing; a share *avoids* cards with them.
 A card has no MPS if its node has no MPS manager, or if MPS is unavailable on the card. Such a card is open to all pods
 whose demand it meets (`isolation.is_met`).
 """
@@ -28,7 +29,11 @@ NO_KERNEL_LIMIT: Final = 64  # closed to pods that demand `kernel`: the driver l
 # Closed to pods that demand `kernel` for several cards of one container, which the driver does not limit: each card has
 # this taint.
 ALWAYS: Final = 128
-BITS: Final = 8  # the number of taints
+# Avoided by pods without MPS: no pod holds the card, and a pod without MPS would close it to pods with MPS.
+CLOSABLE: Final = 256
+# Avoided by pods with MPS: of the node's cards that no pod holds, only this one is left for pods without MPS.
+LAST_EMPTY: Final = 512
+BITS: Final = 10  # the number of taints
 
 DEMANDS: Final = UNLIMITED | NO_MPS | NO_KERNEL_LIMIT | ALWAYS  # taints of a memory tier that is less than a demand
 FOR_GOOD: Final = SEVERAL | DEMANDS  # taints that remain when pods end and daemons become ready
@@ -51,6 +56,16 @@ def untolerated_by(isolation: Isolation, *, several_cards: bool, whole: bool = F
     if whole or whole_only:
         return untolerated
     return untolerated | (_DEMANDS_OF_SEVERAL if several_cards else _DEMANDS_OF_ONE).get(isolation, 0)
+
+
+def avoided_by(isolation: Isolation, *, several_cards: bool) -> int:
+    """The taints of cards that a share with this demand takes only where it must; they keep pods without MPS together.
+
+    several_cards: whether one container requests shares of several cards.
+    """
+    if not isolation.uses_mps:
+        return CLOSABLE
+    return 0 if several_cards else LAST_EMPTY
 
 
 _DEMANDS_OF_ONE: Final = {Isolation.MPS: UNLIMITED, Isolation.KERNEL: NO_KERNEL_LIMIT}
@@ -170,12 +185,24 @@ class CardTaints:
                 taints |= WANTS
             if any(client.wants for client in clients):
                 taints |= OFF
+            if not clients:
+                taints |= CLOSABLE
             self.taints[i] = taints
             self.users[i] = ANY if status.multi_user else _owner({client.user for client in clients if client.wants})
+        self._mark_last_empty_card()
         self.tainted = 0
         for taints in self.taints:
             self.tainted |= taints
         self.single = any(owner != ANY for owner in self.users)
+
+    def _mark_last_empty_card(self) -> None:
+        """Of cards with a daemon of their own, which close alone."""
+        self.taints = [taints & ~LAST_EMPTY for taints in self.taints]
+        empty = [
+            i for i, taints in enumerate(self.taints) if taints & (CLOSABLE | SEVERAL | DOWN) == CLOSABLE | SEVERAL
+        ]
+        if len(empty) == 1:
+            self.taints[empty[0]] |= LAST_EMPTY
 
 
 _SOONEST: Final = (

@@ -19,6 +19,7 @@ from cardwise.core.placement.cardindex import USED_TAINT, CardIndex, IndexEntry
 from cardwise.core.placement.devices import GrantedDevices, WantedDevices
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.mpstaints import CLOSABLE
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.refusals import Refusal
 
@@ -217,13 +218,19 @@ class Scorer:
         card_request, levels, _ = plan.typed_requests[0]
         may_be_closed = self._may_be_closed_by_mps(ledger)
         untolerated = (card_request.untolerated if may_be_closed else 0) | (USED_TAINT if card_request.whole else 0)
-        for _, kinds in levels:
-            for _, name, position, _ in self._walk_index(
-                ledger.index(), card_request.mem or 1, nodes, kinds, untolerated
+        # Cards that a share without MPS would close come after all others of the level.
+        avoided = card_request.avoided & CLOSABLE if may_be_closed else 0
+        walks = [(kinds, mask) for _, kinds in levels for mask in ((avoided, 0) if avoided else (0,))]
+        for kinds, mask in walks:
+            for _, name, position, group in self._walk_index(
+                ledger.index(), card_request.mem or 1, nodes, kinds, untolerated | mask
             ):
+                if avoided and not mask and not group & avoided:
+                    continue  # it was in the walk before
                 node = ledger.node(name)
                 if (
                     node is not None
+                    and not (may_be_closed and fitting.is_avoided(node, position, card_request, kinds, plan.headroom))
                     and fitting.has_capacity(node, position, card_request)
                     and (not may_be_closed or fitting.admits(node, position, card_request))
                     and (
@@ -288,7 +295,11 @@ class Scorer:
                 refusals[name] = Refusal.NOT_OURS
                 continue
             if is_plain and not (
-                may_be_closed and node.mps.may_be_closed_to(card_request.untolerated, card_request.user)
+                may_be_closed
+                and (
+                    node.mps.tainted & card_request.avoided
+                    or node.mps.may_be_closed_to(card_request.untolerated, card_request.user)
+                )
             ):
                 # The same as `_score`, inlined: with thousands of nodes, each function call would add a twentieth.
                 pick = pick_card(

@@ -149,6 +149,55 @@ def test_whole_cards_meet_each_demand(demand, card_mps, count):
     assert place(ledger, gpu_count=count, annotations={names.ISOLATION: demand}).node == "n1"
 
 
+def hold_share(ledger, uid, node, index, demand):
+    """Let a pod with this demand hold 10 MiB of the card."""
+    client = mps_client(Isolation(demand), 0)
+    ledger.set_holding(
+        Holding(uid, "d", uid, node, Assignment({"0": shares(10, index, node=node, total=100)}), mps_client=client)
+    )
+
+
+def managed_nodes(*names, count=2):
+    ledger = Ledger()
+    for name in names:
+        served = [replace(card, mps=CardMps(ready=True)) for card in cards(*[100] * count, node=name)]
+        ledger.set_cards(name, served)
+    return ledger
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+@pytest.mark.parametrize("amounts", [{"gpu_mem": 10}, {"gpu_mem": 10, "gpu_count": 2}], ids=["share", "split share"])
+def test_a_share_without_mps_goes_to_cards_of_such_pods_before_it_closes_others(policy, amounts):
+    ledger = managed_nodes("n1", "n2")
+    without = amounts | {"annotations": {names.ISOLATION: "none"}}
+    for index in range(2):
+        hold_share(ledger, f"u{index}", "n2", index, "none")
+    assert place(ledger, policy=policy, **without).node == "n2"
+    rest = Assignment({"0": shares(86, 0, 1, node="n2", total=100)})
+    ledger.set_holding(Holding("rest", "d", "rest", "n2", rest, mps_client=mps_client(Isolation.NONE, 0)))
+    assert place(ledger, policy=policy, **without).node == "n1", "there is no other space"
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread"])
+def test_a_share_with_mps_leaves_the_last_empty_card_of_its_node_while_another_has_space(policy):
+    ledger = managed_nodes("n1")
+    hold_share(ledger, "a", "n1", 1, "advisory")
+    assert place(ledger, policy=policy, gpu_mem=90).assignment.indices() == [1]
+    assert place(ledger, policy=policy, gpu_mem=91).assignment.indices() == [0], "it has no other space"
+    hold_share(ledger, "b", "n1", 0, "none")
+    assert place(ledger, policy=policy, gpu_mem=10).assignment.indices() == [1]
+
+
+@pytest.mark.parametrize("demand", ["none", "advisory"])
+def test_without_mps_the_policy_alone_decides(demand):
+    ledger = Ledger()
+    ledger.set_cards("n1", cards(100, 100))
+    hold_share(ledger, "a", "n1", 1, demand)
+    asks = {"gpu_mem": 10, "annotations": {names.ISOLATION: demand}}
+    assert place(ledger, policy="spread", **asks).assignment.indices() == [0]
+    assert place(ledger, policy="binpack", **asks).assignment.indices() == [1]
+
+
 def test_a_daemon_for_each_card_serves_one_card_of_a_container_and_no_more():
     ledger = Ledger()
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True)))

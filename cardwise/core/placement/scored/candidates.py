@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cardwise.core.api.mpsprofile import MIXED_USERS, NO_USER
-from cardwise.core.placement.mpstaints import ANY, FREE
+from cardwise.core.placement.mpstaints import ANY, FREE, LAST_EMPTY, NO_MPS
 from cardwise.core.placement.scored.cardarrays import CardArrays
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.shapes import Shape
@@ -58,6 +58,11 @@ def fit_shape(nodes: NodeArrays, shape: Shape, positions: Ints | slice = slice(N
         usable_cards = usable_cards & (
             (users == ANY) | ((shape.user != MIXED_USERS) & ((users == FREE) | (users == shape.user)))
         )
+    if shape.avoided & LAST_EMPTY:
+        taints = nodes.taints[positions]
+        last = (taints & LAST_EMPTY) != 0
+        others_with_mps = usable_cards & ~last & ((taints & NO_MPS) == 0)
+        usable_cards = usable_cards & ~(last & others_with_mps.any(axis=1, keepdims=True))
     if request_size.cards:
         fits &= usable_cards.any(axis=1) if request_size.cards == 1 else usable_cards.sum(axis=1) >= request_size.cards
     return NodeFit(usable_cards, fits)

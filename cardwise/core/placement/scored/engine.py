@@ -20,6 +20,7 @@ from cardwise.core.placement import fitting
 from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.kinds import ANY_CARD
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.mpstaints import CLOSABLE, LAST_EMPTY
 from cardwise.core.placement.placement import Placement, Scorer
 from cardwise.core.placement.scored.candidates import fit_shape
 from cardwise.core.placement.scored.nodefeatures import FeatureViews
@@ -187,7 +188,7 @@ class Engine:
         if plan.headroom:
             return self._by_cards(scorer, card_requests, load, nodes)
         levels = plan.typed_requests[0].levels if card_requests else ANY_CARD
-        shapes = [self._shape_for(request_size, card_requests, kinds) for _, kinds in levels]
+        shapes = [shape for _, kinds in levels for shape in self._shapes_for(request_size, card_requests, kinds)]
         new_decisions = 1
         while True:
             for shape in shapes:
@@ -217,8 +218,10 @@ class Engine:
         if plan.headroom:
             return None
         candidate_slots, node_names = self._slots(nodes), list[str]()
-        for _, kinds in reversed(plan.typed_requests[0].levels if card_requests else ANY_CARD):
-            row = self._row(policy, self._shape_for(request_size, card_requests, kinds))
+        levels = plan.typed_requests[0].levels if card_requests else ANY_CARD
+        shapes = [shape for _, kinds in levels for shape in self._shapes_for(request_size, card_requests, kinds)]
+        for shape in reversed(shapes):
+            row = self._row(policy, shape)
             row.refresh(row.stale_slots())
             slots = candidate_slots[row.points[candidate_slots] > NO_POINTS]
             best_last = slots[np.lexsort((-self._table.order[slots], row.points[slots]))]
@@ -328,15 +331,20 @@ class Engine:
             else:
                 return None
 
-    def _shape_for(
+    def _shapes_for(
         self, request_size: RequestSize, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None
-    ) -> Shape:
+    ) -> list[Shape]:
+        """The shapes to try one after another: for a share without MPS first one that closes no card to MPS."""
         request_size = request_size._replace(resource_class="")
         if not card_requests:
-            return Shape(request_size)
-        return Shape(
-            request_size, kinds, card_requests[0].untolerated, card_requests[0].user if self._table.single else NO_USER
-        )
+            return [Shape(request_size)]
+        card_request = card_requests[0]
+        user = card_request.user if self._table.single else NO_USER
+        avoided = card_request.avoided if self._ledger.managed else 0
+        shape = Shape(request_size, kinds, card_request.untolerated, user, avoided & LAST_EMPTY)
+        if not avoided & CLOSABLE:
+            return [shape]
+        return [shape._replace(untolerated=shape.untolerated | CLOSABLE), shape]
 
     def _shape(self, request_size: RequestSize) -> Shape:
         return Shape(request_size._replace(resource_class=""), self._ledger.kinds.allowed(request_size.resource_class))

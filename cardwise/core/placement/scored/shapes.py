@@ -38,13 +38,14 @@ class Shape(NamedTuple):
     """A request size, and the cards that the request may use.
 
     kinds: the allowed kinds of cards; None for all.
-    untolerated, user: the MPS fields of its `CardRequest`.
+    untolerated, user, avoided: the MPS fields of its `CardRequest`.
     """
 
     request_size: RequestSize
     kinds: frozenset[int] | None = None
     untolerated: int = 0
     user: int = NO_USER
+    avoided: int = 0
 
 
 def make_request_size(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> RequestSize | None:

@@ -1,8 +1,13 @@
 """The engine and its scored policies: known scores, and the cards that a pod gets."""
 
+from dataclasses import replace
+
 import pytest
 
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
+from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
@@ -12,7 +17,7 @@ from cardwise.core.placement.scored.nodetable import NodeTable, tie_break_rank
 from cardwise.core.placement.scored.scoring import WeightedShape
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
-from cardwise.core.values.quantity import MiB
+from cardwise.core.values.quantity import MiB, Percent
 from tests.core.placement.scored.engines import CARD, Loads, knows, load, share, whole, world
 from tests.theory import theory_of
 
@@ -208,3 +213,47 @@ def test_what_was_seen_long_ago_fades_and_the_rarest_are_forgotten():
     for _ in range(40_000):
         workload.count_arrival(RequestSize(1, 300, 0, "", 0, 0))
     assert workload.counts[RequestSize(1, 500, 0, "", 0, 0)] < workload.counts[RequestSize(1, 300, 0, "", 0, 0)] / 2
+
+
+# MPS: pods without it stay together.
+
+
+def managed_world(**nodes):
+    """As `world`, with MPS ready on each card; `hold_share` lets a pod with this demand hold 100 MiB of a card."""
+    ledger, _, engine = world(**nodes)
+    for name in nodes:
+        ledger.set_cards(name, [replace(card, mps=CardMps(ready=True)) for card in ledger.node(name).cards])
+
+    def hold_share(node, index, demand):
+        held = Assignment({"0": (CardShare(index, f"{node}-{index}", MiB(100), Percent(0), MiB(CARD)),)})
+        client = mps_client(Isolation(demand), 0)
+        ledger.set_holding(Holding(f"{node}-{index}-{demand}", "d", "x", node, held, mps_client=client))
+
+    return ledger, engine, hold_share
+
+
+def isolated(mem, demand, cards=1):
+    container_request = ContainerRequest(key="0", name="main", cards=cards, mem=MiB(mem * cards))
+    return PodRequest(containers=(container_request,), isolation=Isolation(demand))
+
+
+@pytest.mark.parametrize("cards", [1, 2])
+@pytest.mark.parametrize("policy", ["priced", "binpack", "spread"])
+def test_a_share_without_mps_closes_a_card_only_where_no_other_takes_it(policy, cards):
+    _, engine, hold_share = managed_world(n1=[1000] * 2, n2=[1000] * 2, n3=[1000] * 2)
+    hold_share("n1", 0, "advisory")
+    hold_share("n2", 0, "none")
+    hold_share("n2", 1, "none")
+    pod_request = isolated(500, "none", cards)
+    assert engine.place(pod_request, load(), policy).node == "n2"
+    scores = engine.scores(pod_request, load(), policy, ["n1", "n2", "n3"])
+    assert scores is None or max(scores, key=scores.get) == "n2"
+    assert engine.place(isolated(950, "none"), load(), policy).node in ("n1", "n3")
+
+
+@pytest.mark.parametrize("policy", ["priced", "binpack", "spread"])
+def test_a_share_with_mps_takes_the_last_empty_card_of_a_node_only_where_no_other_has_space(policy):
+    _, engine, hold_share = managed_world(n1=[1000] * 2)
+    hold_share("n1", 1, "advisory")
+    assert cards_of(engine.place(isolated(500, "advisory"), load(), policy)) == [1]
+    assert cards_of(engine.place(isolated(950, "advisory"), load(), policy)) == [0]
