@@ -274,11 +274,15 @@ def _measure_usage(
     """Read the MiB that the MPS managers of these nodes measure; {} without managers, or without the right to read."""
     try:
         managers = _list_manager_pods(client, cardwise_namespace)
-    except errors.KubeError:
-        managers = {}
+    except errors.KubeError as error:
+        notes.append(
+            f"usage not measured: the MPS managers cannot be listed in namespace {cardwise_namespace}: "
+            f"{error.message or error.reason}"
+        )
+        return {}
     queried_managers = [managers[node] for node in nodes if node in managers]
     if not queried_managers:
-        notes.append("usage not measured: no MPS manager runs on these nodes")
+        notes.append(f"usage not measured: namespace {cardwise_namespace} has no pod of an MPS manager on these nodes")
         return {}
     usage: dict[tuple[str, str, str], int] = {}
     refusal_message = ""

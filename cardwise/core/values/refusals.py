@@ -16,7 +16,7 @@ class Refusal(Enum):
 
     NOT_OURS = ("The node has no GPU that Cardwise shares", False)
     NO_SUCH_TYPE = ("The node has no GPU of the requested type", False)
-    TOO_FEW_CARDS = ("The node has fewer GPUs than the pod requests", False)
+    TOO_FEW_CARDS = ("The node has fewer suitable GPUs than the pod requests", False)
     CARD_TOO_SMALL = ("The pod requests more GPU memory than any GPU of the node has", False)
     TOO_MANY_CONTAINERS = ("More of the pod's containers share one GPU than any GPU of the node allows", False)
     NO_MEMORY = ("Insufficient GPU Memory in one device", True)  # gpushare's text, which users search for

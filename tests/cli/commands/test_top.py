@@ -149,7 +149,7 @@ def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api
     assert "n1" not in output
     assert output.endswith(
         "1 more node with lower use; --limit shows more, NODE shows one\n"
-        "note: usage not measured: no MPS manager runs on these nodes\n"
+        "note: usage not measured: namespace cardwise-system has no pod of an MPS manager on these nodes\n"
     )
     assert f"{PODS} spec.nodeName=n1" not in list_requests(api), "pods of shown nodes only"
 
@@ -184,7 +184,8 @@ def test_what_may_not_be_read_is_said(monkeypatch, api):
     api.forbid()
     forbidden = api.fault(Fault(status=403), "list", PARTS, times=math.inf)
     output = run(monkeypatch, api).stdout
-    assert "usage not measured: no MPS manager runs on these nodes" in output
+    assert "usage not measured: the MPS managers cannot be listed in namespace cardwise-system: " in output
+    assert "no pod of an MPS manager" not in output
     assert "team-a/train -/1500" in output
     forbidden.end()
     api.forbid("extendedresources", "resourceclasses", "pods")
