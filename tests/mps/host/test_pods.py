@@ -1,6 +1,7 @@
 """Who holds what, who does without MPS, and when each ends."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,18 @@ def test_demands_of_cards():
     mixed = pods.compute_demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), without_mps=True)], CARDS)
     assert not mixed["GPU-0"].without_mps, "who wants limits gets them"
     assert mixed["GPU-1"] == CardDemand((), without_mps=False), "an empty card is on"
+
+
+def test_a_pod_with_whole_cards_only_is_without_mps_where_each_card_has_a_daemon():
+    whole = replace(records.share(0, 16276), whole=True)
+    alone = records.pod("a", {"0": (whole,)})
+    beside_a_share = records.pod("b", {"0": (whole,), "1": (records.share(1, 5),)})
+    for view, scope, without_mps in (
+        (alone, DaemonScope.CARD, True),
+        (alone, DaemonScope.NODE, False),
+        (beside_a_share, DaemonScope.CARD, False),
+    ):
+        assert pods.compute_demands([view], CARDS, scope)["GPU-0"].without_mps is without_mps
 
 
 def test_a_pod_of_gpushare_is_known_by_the_cards_index():
