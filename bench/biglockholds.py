@@ -37,14 +37,18 @@ FIRST_FULL_NODE, PODS_ON_FULL_NODE, PREEMPTORS = 100_000, 110, 10
 Situation = Callable[[State, list[str], int], None]  # given the state, the names of all nodes, the number of the run
 
 
-def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespace: str = "default") -> Json:
+def _member(
+    gang: str, i: int, size: int, resources: dict[str, str], *, namespace: str = "default", containers: int = 1
+) -> Json:
+    """The manifest of a gang's member. `resources`: of each of its containers."""
     manifest = pod(f"{gang}-{i}", f"u-{gang}-{i}", 0)
     manifest["metadata"]["namespace"] = namespace
     manifest["metadata"]["labels"][names.GANG] = gang
     manifest["metadata"]["annotations"] = {names.GROUP_NAME: gang, names.GROUP_NUM: str(size)}
     manifest["metadata"]["creationTimestamp"] = "2026-11-21T09:00:00Z"
     amounts = {names.SHARE: "1", "cpu": "1"} | resources
-    manifest["spec"]["containers"][0]["resources"] = {"limits": amounts, "requests": amounts}
+    first = manifest["spec"]["containers"][0] | {"resources": {"limits": amounts, "requests": amounts}}
+    manifest["spec"]["containers"] = [first | {"name": f"c{k}"} for k in range(containers)]
     return manifest
 
 
@@ -73,11 +77,16 @@ def _filter_members(state: State, members: list[Json], all_nodes: list[str]) -> 
     raise TypeError(f"{len(pending)} members have no node")
 
 
-def _plan_gang(size: int, resources: Callable[[int], dict[str, str]], namespace: str) -> Situation:
-    """A gang that fits is added, planned and deleted."""
+def _plan_gang(
+    size: int, resources: Callable[[int], dict[str, str]], namespace: str, *, containers: int = 1
+) -> Situation:
+    """A gang that fits is added, planned and deleted. Each of its pods has this number of containers."""
 
     def situation(state: State, all_nodes: list[str], run: int) -> None:
-        members = [_member(f"gang-{run}", i, size, resources(i), namespace=namespace) for i in range(size)]
+        members = [
+            _member(f"gang-{run}", i, size, resources(i), namespace=namespace, containers=containers)
+            for i in range(size)
+        ]
         records = _add_pods(state, members)
         _filter_members(state, members, all_nodes)
         for record in records:
@@ -250,6 +259,9 @@ SITUATIONS: dict[str, Situation] = {
         f"a gang of {size} equal shares": _plan_gang(size, lambda _: {names.GPU_MEM: "2048"}, "default")
         for size in (8, 100, 500)
     },
+    "a gang of 500 with 40 shares a pod": _plan_gang(
+        500, lambda _: {names.GPU_MEM: "64", "cpu": "10m"}, "default", containers=40
+    ),
     "a gang of 16 sizes": _plan_gang(16, lambda i: {names.GPU_MEM: str(1000 + 300 * i)}, "default"),
     "a gang of 16 sizes under a quota": _plan_gang(16, lambda i: {names.GPU_MEM: str(1000 + 300 * i)}, LIMITED),
     "a gang of 100 equal shares under a quota": _plan_gang(100, lambda _: {names.GPU_MEM: "2048"}, LIMITED),

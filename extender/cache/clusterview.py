@@ -19,7 +19,7 @@ from cardwise.core.placement.devices import is_valid_grant
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.mpstaints import untolerated_by
-from cardwise.core.placement.placement import Placement
+from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.gangcards import GangCards
 from extender.cache.nodeload import NodeLoads
@@ -135,34 +135,39 @@ class ClusterView:
 
         Its cards and devices must be valid (`_are_cards_valid`), and no quota may be exceeded.
         """
-        if not self._are_cards_valid(holding, request):
+        state = self.ledger.node(holding.node)
+        if state is None or self.ledger.holding(holding.uid) != holding:
+            return False  # the plan was not counted, so other pods may have got the capacity
+        if not _are_cards_valid(state, holding.assignment, request):
             return False
         if not self.limits.has_quota(holding.namespace):
             return True
-        with self.exclude_pod(holding.uid):
-            headroom = self.headroom(holding.namespace)
-            planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
-            return not placement.exceeded_entries(self.ledger, planned, headroom)
+        return not placement.entries_exceeded_by_holding(self.ledger, holding, self.headroom(holding.namespace))
 
     def has_cards_for(self, places: Sequence[PodPlace]) -> bool:
         """Whether all these pods fit on the cards and devices of their places, in addition to all present pods.
 
         Ignores quotas.
         """
-        holdings = {
-            # Without a namespace, so that no quota counts the holding.
-            place.pod.uid: Holding(
-                place.pod.uid, "", place.pod.name, place.node, place.assignment, mps_client=place.request.mps_client
-            )
-            for place in places
-            if place.assignment is not None and place.request is not None
-        }
-        with self.ledger.what_if(added=holdings.values()):
-            return all(
-                self._are_cards_valid(holdings[place.pod.uid], place.request)
-                for place in places
-                if place.pod.uid in holdings and place.request is not None
-            )
+        # The counts of nodes are copied, because changing and restoring the ledger would take longer.
+        added: dict[str, list[Holding]] = {}  # by node where the holding counts
+        granted: dict[str, list[tuple[Assignment, PodRequest]]] = {}  # by node of the pod
+        for place in places:
+            if place.assignment is None or place.request is None:
+                continue
+            pod, mps_client = place.pod, place.request.mps_client
+            holding = Holding(pod.uid, pod.namespace, pod.name, place.node, place.assignment, mps_client=mps_client)
+            for node in self.ledger.nodes_of(holding):
+                added.setdefault(node, []).append(holding)
+            granted.setdefault(place.node, []).append((place.assignment, place.request))
+        for node, assignments in granted.items():
+            state = self.ledger.node(node)
+            if state is None:
+                return False
+            with_places = state.copy_with(added[node])
+            if not all(_are_cards_valid(with_places, assignment, request) for assignment, request in assignments):
+                return False
+        return True
 
     def has_free_load_for(self, places: Sequence[PodPlace]) -> bool:
         """Whether the nodes have cpu, memory and slots for all these pods, in addition to all present pods."""
@@ -170,40 +175,6 @@ class ClusterView:
         for place in places:
             loads[place.node] = loads.get(place.node, _NO_LOAD).add(place.load)
         return all(gangplan.has_capacity(self.loads.free_load(node), _NO_LOAD, load) for node, load in loads.items())
-
-    def _are_cards_valid(self, holding: Holding, request: PodRequest) -> bool:
-        """Whether the cards and devices of this holding, which is in the ledger, can still be used for the request.
-
-        Each card must exist, accept shares, have the capacity and the requested class, and its MPS must admit the pod.
-        Each device must exist and be free.
-        """
-        state = self.ledger.node(holding.node)
-        if state is None or self.ledger.holding(holding.uid) != holding:
-            return False  # the plan was not counted, so other pods may have got the capacity
-        if not is_valid_grant(holding.assignment, state.devices, state.device_holds):
-            return False
-        requested_classes = {container.key: container.resource_class for container in request.containers}
-        mps_client = request.mps_client
-        for key, shares in holding.assignment.containers.items():
-            for share in shares:
-                position = state.position(share)
-                if position is None or not state.cards[position].accepts_shares or state.free[position] < 0:
-                    return False
-                if state.clients[position] > state.max_card_clients[position]:
-                    return False
-                if share.core and state.free_core[position] < 0:
-                    return False
-                if requested_classes.get(key) and requested_classes[key] not in state.cards[position].classes:
-                    return False
-                untolerated = untolerated_by(
-                    request.isolation,
-                    several_cards=len(shares) > 1,
-                    whole=share.whole,
-                    whole_only=request.has_whole_cards_only,
-                )
-                if not state.mps.admits(position, untolerated, mps_client.user):
-                    return False
-        return True
 
 
 class NodeChanges:
@@ -288,3 +259,71 @@ class Changes(NodeChanges):
             budgets = self._budgets[placed_pod.namespace]
             self._covered[key] = any(budget.covers(placed_pod.labels) for budget in budgets)
         return self._covered[key]
+
+
+def _are_cards_valid(node: NodeState, assignment: Assignment, request: PodRequest) -> bool:
+    """Whether the cards and devices of this assignment, which the node counts, can still be used for the request.
+
+    Each card must exist, accept shares, have the capacity and the requested class, and its MPS must admit the pod. Each
+    device must exist and be free.
+    """
+    if not is_valid_grant(assignment, node.devices, node.device_holds):
+        return False
+    positions: dict[str | int, int] = {}
+    for use in assignment.card_uses():
+        position = node.position(use)
+        if position is None or not node.cards[position].accepts_shares or node.free[position] < 0:
+            return False
+        if node.clients[position] > node.max_card_clients[position]:
+            return False
+        if use.core and node.free_core[position] < 0:
+            return False
+        positions[card_of(use)] = position
+    return all(
+        (not demand.resource_class or demand.resource_class in node.cards[positions[demand.card]].classes)
+        and node.mps.admits(
+            positions[demand.card],
+            untolerated_by(
+                request.isolation,
+                several_cards=demand.several_cards,
+                whole=demand.whole,
+                whole_only=request.has_whole_cards_only,
+            ),
+            request.mps_client.user,
+        )
+        for demand in _card_demands(assignment, request)
+    )
+
+
+class _CardDemand(NamedTuple):
+    """A container's demand on one of its cards.
+
+    card: as `card_of` returns it.
+    resource_class: "" for any card.
+    several_cards: whether the container has several cards.
+    whole: whether the container has the whole card.
+    """
+
+    card: str | int
+    resource_class: str
+    several_cards: bool
+    whole: bool
+
+
+def _card_demands(assignment: Assignment, request: PodRequest) -> set[_CardDemand]:
+    """The different demands of the pod's containers on their cards."""
+    uses, classes = assignment.card_uses(), {container.resource_class for container in request.containers}
+    if (
+        len(classes) == 1
+        and sum(use.shares for use in uses) == len(assignment.containers)
+        and all(use.whole in (0, use.shares) for use in uses)
+    ):
+        # Most pods: equal demands of hundreds of containers need not be compared one by one.
+        (resource_class,) = classes
+        return {_CardDemand(card_of(use), resource_class, several_cards=False, whole=bool(use.whole)) for use in uses}
+    class_by_key = {container.key: container.resource_class for container in request.containers}
+    return {
+        _CardDemand(card_of(share), class_by_key.get(key, ""), several_cards=len(shares) > 1, whole=share.whole)
+        for key, shares in assignment.containers.items()
+        for share in shares
+    }

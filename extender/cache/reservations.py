@@ -338,7 +338,7 @@ class Reservations:
         row_before = self._rows.get(pod.uid)
         if load is None and row_before is not None and row_before.node == node:
             load = row_before.load
-        holding = _make_holding(pod, node, assignment, mps_client)
+        holding = _make_holding(pod, node, assignment, mps_client, phase)
         self._set_row(
             Reservation(
                 pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang, peer_key=peer_key
@@ -364,7 +364,7 @@ class Reservations:
         load, gang = (
             (row_before.load, row_before.gang) if row_before is not None and row_before.node == node else (None, "")
         )
-        holding = _make_holding(pod, node, assignment, mps_client)
+        holding = _make_holding(pod, node, assignment, mps_client, Phase.BINDING)
         self._set_row(
             Reservation(
                 pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang, peer_key=peer_key
@@ -694,9 +694,11 @@ def _check_transition(pod: PodRef, phase_before: Phase | None, phase_now: Phase 
         raise IllegalTransition(f"the reservation of pod {pod.pod} cannot change from {phase_before} to {phase_now}")
 
 
-def _make_holding(pod: PodRef, node: str, assignment: Assignment | None, mps_client: MpsClient) -> Holding | None:
+def _make_holding(
+    pod: PodRef, node: str, assignment: Assignment | None, mps_client: MpsClient, phase: Phase
+) -> Holding | None:
     return (
-        Holding(pod.uid, pod.namespace, pod.name, node, assignment, mps_client=mps_client)
+        Holding(pod.uid, pod.namespace, pod.name, node, assignment, PHASE_NAMES[phase], mps_client)
         if assignment is not None
         else None
     )

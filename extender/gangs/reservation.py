@@ -279,9 +279,9 @@ class GangReservation:
             return reserved
         ledger, covered = self._cache.ledger, self._cache.ledger.kinds.is_covered
         charges = [
-            (ledger.kind_of_share(holding.node, share), quotas.charge(share))
+            (ledger.kind_of_share(holding.node, use), quotas.charge(use))
             for holding in reserved
-            for share in holding.assignment.shares()
+            for use in holding.assignment.card_uses()
         ]
         fits = all(
             headroom_left.has_room_for(

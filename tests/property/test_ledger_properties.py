@@ -57,7 +57,7 @@ def recounted(ledger, namespace, known):
     for h in ledger.holdings():
         for share in h.assignment.shares() if h.namespace == namespace else ():
             kind = known[h.node, share.uuid]
-            used[kind] = used.get(kind, NO_CHARGE).add(quotas.charge(share))
+            used[kind] = used.get(kind, NO_CHARGE).add(quotas.Charge(1, share.mem, int(share.whole)))
     return used
 
 

@@ -197,7 +197,7 @@ class MovedCards(RuleBasedStateMachine):
             for holding in self.held.values():
                 for share in holding.assignment.shares() if holding.charged and holding.namespace == namespace else ():
                     model = self.models[holding.node, card_of(share)]
-                    expected[model] = expected.get(model, NO_CHARGE).add(quotas.charge(share))
+                    expected[model] = expected.get(model, NO_CHARGE).add(quotas.Charge(1, share.mem, int(share.whole)))
             assert self.charges(namespace) == expected
 
     @invariant()

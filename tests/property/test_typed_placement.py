@@ -6,6 +6,7 @@ from hypothesis import event, given, reject, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import names, policies, quotas, request
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.placement import placement
@@ -89,7 +90,7 @@ def scenes(draw):
     for uid, (index, mem, namespace) in enumerate(draw(st.lists(residents, max_size=4))):
         state, i = there[index % len(there)]
         if state.free[i] >= mem and state.clients[i] < state.max_clients:
-            share = quotas.CardShare(i, state.cards[i].uuid, mem, 20, state.cards[i].mem)
+            share = CardShare(i, state.cards[i].uuid, mem, 20, state.cards[i].mem)
             ledger.set_holding(Holding(str(uid), namespace, "p", state.name, placement.Assignment({"0": (share,)})))
     if draw(st.booleans()):
         ledger.index()
@@ -202,7 +203,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, pod_reques
         assert placed.refusals == refusals
         return
     assert placed.score == max(scores.values())
-    assert placement.exceeded_entries(ledger, placed, headroom) == []
+    assert placement.entries_exceeded_together(ledger, [(placed.node, placed.assignment)], headroom) == []
     node = ledger.node(placed.node)
     for card_request in pod_request.containers:
         cards = [node.cards[node.position(share)] for share in placed.assignment.containers[card_request.key]]

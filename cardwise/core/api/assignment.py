@@ -58,6 +58,36 @@ class DeviceShare:
     uuid: str
 
 
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """The total of a pod's shares of one card.
+
+    index, uuid: those of the card, as in `CardShare`.
+    mem: MiB.
+    core: percent of the card's SMs.
+    shares: the number of shares.
+    whole: the number of these shares that are the whole card: 0 or 1, unless the annotations are wrong.
+    """
+
+    index: int
+    uuid: str
+    mem: MiB
+    core: Percent
+    shares: int = 1
+    whole: int = 0
+
+    def add(self, share: CardShare) -> "CardUse":
+        """The total with one more share of the card."""
+        return CardUse(
+            self.index,
+            self.uuid,
+            MiB(self.mem + share.mem),
+            Percent(self.core + share.core),
+            self.shares + 1,
+            self.whole + share.whole,
+        )
+
+
 # One shared object for all pods without devices, to save memory: a cluster has tens of thousands of assignments.
 _NO_DEVICES: Mapping[str, tuple[DeviceShare, ...]] = MappingProxyType({})
 
@@ -68,6 +98,7 @@ class Assignment:
 
     containers: Mapping[str, tuple[CardShare, ...]]
     devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
+    _card_uses: tuple[CardUse, ...] = field(default=(), init=False, repr=False, compare=False)
 
     @property
     def is_gpushare(self) -> bool:
@@ -77,6 +108,29 @@ class Assignment:
     def shares(self) -> list[CardShare]:
         """All shares, container by container."""
         return [share for shares in self.containers.values() for share in shares]
+
+    def card_uses(self) -> tuple[CardUse, ...]:
+        """The shares summed by card.
+
+        A pod may have a share in each of hundreds of containers, but has few cards. So sums of many pods are computed
+        from these, and they are computed once.
+        """
+        if self._card_uses:
+            return self._card_uses
+        shares = self.shares()
+        uses: dict[str | int, CardUse] = {}
+        for share in shares:
+            card = share.uuid or share.index
+            use = uses.get(card)
+            uses[card] = (
+                use.add(share)
+                if use is not None
+                else CardUse(share.index, share.uuid, share.mem, share.core, 1, int(share.whole))
+            )
+        card_uses = tuple(uses.values())
+        if len(shares) > 1:  # tens of thousands of pods have one share; storing a copy of it would only take memory
+            object.__setattr__(self, "_card_uses", card_uses)
+        return card_uses
 
     def device_shares(self) -> list[DeviceShare]:
         """All devices other than GPUs, container by container."""
@@ -98,9 +152,11 @@ class Assignment:
         For each card, the excess has the shares that this assignment has in addition to those of `other`, and at least
         one if MiB or percent exceed. The first of these shares has all additional MiB and percent.
         """
-        own_amounts, other_amounts = _shares_by_card(self), _shares_by_card(other)
+        other_uses = {use.uuid: use for use in other.card_uses()}
         excess = {
-            uuid: used.excess_over(other_amounts[uuid]) for uuid, used in own_amounts.items() if uuid in other_amounts
+            use.uuid: _Excess.compute(use, other_uses[use.uuid])
+            for use in self.card_uses()
+            if use.uuid and use.uuid in other_uses
         }
         containers: dict[str, tuple[CardShare, ...]] = {}
         for key, shares in self.containers.items():
@@ -111,7 +167,7 @@ class Assignment:
                     if not count:
                         continue
                     excess_share = replace(share, mem=mem, core=core, whole=False)
-                    excess[share.uuid] = _UsedCard(MiB(0), Percent(0), count - 1)
+                    excess[share.uuid] = _Excess(MiB(0), Percent(0), count - 1)
                 containers[key] = (*containers.get(key, ()), excess_share)
         known = {share.uuid for share in other.device_shares()}
         devices = {
@@ -133,26 +189,17 @@ class Assignment:
         return sorted({share.index for share in self.shares()})
 
 
-class _UsedCard(NamedTuple):
-    """The amounts of one assignment on one card."""
+class _Excess(NamedTuple):
+    """The amounts by which one assignment exceeds another one on one card: MiB, percent of the SMs, and shares."""
 
     mem: MiB
     core: Percent
     shares: int
 
-    def excess_over(self, other: "_UsedCard") -> "_UsedCard":
-        mem, core = MiB(max(0, self.mem - other.mem)), Percent(max(0, self.core - other.core))
-        return _UsedCard(mem, core, max(int(mem > 0 or core > 0), self.shares - other.shares))
-
-
-def _shares_by_card(assignment: Assignment) -> dict[str, _UsedCard]:
-    """The amounts of the assignment on each card, by UUID. Shares without a UUID (gpushare's) are left out."""
-    used: dict[str, _UsedCard] = {}
-    for share in assignment.shares():
-        if share.uuid:
-            mem, core, shares = used.get(share.uuid, (0, 0, 0))
-            used[share.uuid] = _UsedCard(MiB(mem + share.mem), Percent(core + share.core), shares + 1)
-    return used
+    @classmethod
+    def compute(cls, use: CardUse, other: CardUse) -> "_Excess":
+        mem, core = MiB(max(0, use.mem - other.mem)), Percent(max(0, use.core - other.core))
+        return cls(mem, core, max(int(mem > 0 or core > 0), use.shares - other.shares))
 
 
 def fraction(limit: MiB, total: MiB) -> str:

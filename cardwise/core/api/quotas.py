@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from cardwise.core.api import names
-from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.assignment import CardUse
 from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
@@ -135,9 +135,9 @@ def headroom(entry: QuotaEntry, used: Charge) -> Headroom:
     return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).subtract(used)
 
 
-def charge(share: CardShare) -> Charge:
-    """The charge of one container's share of one card."""
-    return Charge(shares=1, memory=share.mem, cards=int(share.whole))
+def charge(use: CardUse) -> Charge:
+    """The charge of a pod's shares of one card."""
+    return Charge(use.shares, use.mem, use.whole)
 
 
 def min_charge_of_share(cards: int, mem: int, smallest: int) -> Charge:

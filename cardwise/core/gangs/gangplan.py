@@ -627,9 +627,9 @@ class _Attempt:
         charges: dict[int, Charge] = {}
         assignment, state = self._assignments.get(member.uid), self._used.state(self._nodes[member.uid])
         if assignment is not None and state is not None:
-            for share in assignment.shares():
-                kind = state.kind_of_share(share)
-                charges[kind] = charges.get(kind, NO_CHARGE).add(quotas.charge(share))
+            for use in assignment.card_uses():
+                kind = state.kind_of_share(use)
+                charges[kind] = charges.get(kind, NO_CHARGE).add(quotas.charge(use))
         return charges
 
 

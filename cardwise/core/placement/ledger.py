@@ -28,7 +28,7 @@ from itertools import islice
 from immutables import Map
 
 from cardwise.core.api import quotas
-from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.assignment import CardShare, CardUse
 from cardwise.core.api.cards import FULL_CORE, POSITION_BITS, POSITION_MASK, Card
 from cardwise.core.api.quotas import NO_CHARGE, Charge
 from cardwise.core.placement.cardindex import KIND_SHIFT, USED_TAINT, CardIndex, IndexEntry
@@ -157,9 +157,12 @@ class Ledger:
         """The nodes on which the holding counts: the node of its pod, and other nodes that report one of its cards or
         devices.
         """
-        cards = (self._cards.nodes(share.uuid) for share in holding.assignment.shares())
-        devices = (self._devices.nodes(device.uuid) for device in holding.assignment.device_shares())
-        return {holding.node}.union(*cards, *devices)
+        nodes = {holding.node}
+        for use in holding.assignment.card_uses():
+            nodes.update(self._cards.nodes(use.uuid))
+        for device in holding.assignment.device_shares():
+            nodes.update(self._devices.nodes(device.uuid))
+        return nodes
 
     def counts_on(self, node: str, holding: Holding, uuid: str) -> bool:
         """Whether the holding's part of this card or device counts on the node."""
@@ -178,7 +181,7 @@ class Ledger:
         """The amounts that the namespace holds on cards of each kind (see `kind_of_share`). Do not keep the mapping."""
         return self._usage.get(namespace, {})
 
-    def kind_of_share(self, node: str, share: CardShare) -> int:
+    def kind_of_share(self, node: str, share: CardShare | CardUse) -> int:
         """The kind by which quotas count a share of a pod on this node: the last kind that this node reported for the
         share's card, even if the node no longer has the card. Reports of other nodes do not count, because a
         compromised node could change the charges of other nodes' pods.
@@ -214,7 +217,7 @@ class Ledger:
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
         self._cards.set_uuids(node, uuids_before, uuids_now)
         state.reset(
-            self.kinds, cards, [share for holding in state.holdings.values() for share in holding.assignment.shares()]
+            self.kinds, cards, [use for holding in state.holdings.values() for use in holding.assignment.card_uses()]
         )
         for holding in recounted:
             self._count(holding, 1)
@@ -367,10 +370,10 @@ class Ledger:
         self._holdings = self._holdings.set(holding.uid, holding)
         state.holdings[holding.uid] = holding
         self._mark_changed(holding.node)
-        for share in holding.assignment.shares() if former_kinds else ():
-            kind = former_kinds.get((holding.node, card_of(share)))
+        for use in holding.assignment.card_uses() if former_kinds else ():
+            kind = former_kinds.get((holding.node, card_of(use)))
             if kind is not None:
-                state.record_kind_of(self.kinds, share, kind)
+                state.record_kind_of(self.kinds, use, kind)
         self._count(holding, 1)
         self._count_devices(holding, 1)
 
@@ -387,12 +390,12 @@ class Ledger:
         return former_kinds
 
     def _forget_former_kinds(self, state: NodeState, holding: Holding) -> FormerKinds:
-        cards = {card_of(share) for share in holding.assignment.shares()} & state.former_kinds.keys()
+        cards = {card_of(use) for use in holding.assignment.card_uses()} & state.former_kinds.keys()
         kinds = {(state.name, card): self.kinds.get(state.former_kinds[card]) for card in cards}
         for holding_there in state.holdings.values():
             if not cards:
                 break  # each card has another holding; usually the first few holdings show this
-            cards.difference_update(card_of(share) for share in holding_there.assignment.shares())
+            cards.difference_update(card_of(use) for use in holding_there.assignment.card_uses())
         for card in cards:
             state.forget(self.kinds, card)
         return kinds
@@ -401,19 +404,19 @@ class Ledger:
         """Add (sign 1) or remove (sign -1) the holding's cards on every node that reports them, and its charge once."""
         own = self._own(holding.node)
         usage = dict(self._usage.get(holding.namespace, {}))
-        for share in holding.assignment.shares():
-            homes = self._cards.nodes(share.uuid)
+        for use in holding.assignment.card_uses():
+            homes = self._cards.nodes(use.uuid)
             if not homes or homes == own.own_name:
-                kind = own.count_share(share, sign, holding.mps_client)
+                kind = own.count_use(use, sign, holding.mps_client)
             else:
-                kind = self.kind_of_share(own.name, share)
+                kind = self.kind_of_share(own.name, use)
                 for name in homes:
-                    self._own(name).count_share(share, sign, holding.mps_client)
+                    self._own(name).count_use(use, sign, holding.mps_client)
             if homes != own.own_name:
-                self._count_elsewhere(self._cards, own, holding.uid, share.uuid, sign)
+                self._count_elsewhere(self._cards, own, holding.uid, use.uuid, sign)
             if not holding.charged:
                 continue
-            charge = quotas.charge(share)
+            charge = quotas.charge(use)
             usage_before = usage.get(kind, NO_CHARGE)
             usage[kind] = usage_before.add(charge) if sign > 0 else usage_before.subtract(charge)
             if usage[kind] == NO_CHARGE:

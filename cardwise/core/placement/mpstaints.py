@@ -117,18 +117,19 @@ class CardTaints:
         duplicate.tainted, duplicate.single = self.tainted, self.single
         return duplicate
 
-    def add_client(self, i: int, client: MpsClient, sign: int) -> None:
-        """Add (sign 1) or remove (sign -1) a share of the card for this MPS client."""
+    def add_client(self, i: int, client: MpsClient, change: int) -> None:
+        """Add this number of the client's shares of the card; remove shares if the number is negative."""
         if not self.managed or self.statuses[i] is None:
             return
         daemon = self.daemons[i]
         mps_clients = self.clients.setdefault(daemon, {})
-        shares = mps_clients.get(client, 0) + sign
+        shares_before = mps_clients.get(client, 0)
+        shares = shares_before + change
         if shares:
             mps_clients[client] = shares
         else:
             del mps_clients[client]
-        if not shares or shares == sign:  # the client's first share was added, or its last was removed
+        if not shares or not shares_before:
             self._update_taints([position for position, other in enumerate(self.daemons) if other == daemon])
 
     def max_clients(self, i: int) -> int:

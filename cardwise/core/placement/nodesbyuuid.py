@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from immutables import Map
 
 _NO_NODES: tuple[str, ...] = ()
-_NO_SHARES: Map[str, int] = Map()
+_NO_PODS: Map[str, int] = Map()
 
 
 class NodesByUuid:
@@ -13,7 +13,7 @@ class NodesByUuid:
 
     def __init__(self) -> None:
         self._nodes: Map[str, tuple[str, ...]] = Map()
-        self._elsewhere: Map[str, Map[str, int]] = Map()  # by UUID, then by pod: how many shares
+        self._elsewhere: Map[str, Map[str, int]] = Map()  # by UUID, then by pod: how often it was added
 
     def copy(self) -> "NodesByUuid":
         """An independent copy: later changes of one do not affect the other. Takes the same time for any number of
@@ -47,10 +47,12 @@ class NodesByUuid:
         return self._elsewhere.get(uuid, ())
 
     def count_holding_elsewhere(self, uuid: str, uid: str, sign: int) -> None:
-        """Add (sign 1) or remove (sign -1) a share of a pod whose own node does not report the UUID."""
-        holders = self._elsewhere.get(uuid, _NO_SHARES)
-        shares = holders.get(uid, 0) + sign
-        holders = holders.set(uid, shares) if shares else holders.delete(uid)
+        """Add (sign 1) or remove (sign -1) a pod that holds this card or device, and whose own node does not report
+        it.
+        """
+        holders = self._elsewhere.get(uuid, _NO_PODS)
+        times = holders.get(uid, 0) + sign
+        holders = holders.set(uid, times) if times else holders.delete(uid)
         self._elsewhere = self._elsewhere.set(uuid, holders) if holders else self._elsewhere.delete(uuid)
 
     def _set(self, uuid: str, nodes: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ holdings change.
 from array import array
 from collections.abc import Iterable, Sequence
 
-from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.assignment import Assignment, CardShare, CardUse
 from cardwise.core.api.cards import FULL_CORE, POSITION_MASK, Card, card_code
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.placement import devices
@@ -116,40 +116,40 @@ class NodeState:
             self._empty_codes = codes
         return codes
 
-    def position(self, share: CardShare) -> int | None:
+    def position(self, share: CardShare | CardUse) -> int | None:
         """The position of the share's card in the lists; None if the node no longer has the card."""
         for i, card in enumerate(self.cards):
             if card.uuid == share.uuid or (not share.uuid and card.index == share.index):
                 return i
         return None
 
-    def kind_of_share(self, share: CardShare) -> int:
+    def kind_of_share(self, share: CardShare | CardUse) -> int:
         """The kind of the share's card, even if the node no longer has the card."""
         i = self.position(share)
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
 
-    def count_share(self, share: CardShare, sign: int, client: MpsClient | None = None) -> int:
-        """Add (sign 1) or remove (sign -1) a share.
+    def count_use(self, use: CardUse, sign: int, client: MpsClient | None = None) -> int:
+        """Add (sign 1) or remove (sign -1) a pod's shares of one card.
 
-        client: the MPS client of the share; None while a request is being placed.
+        client: the MPS client of the shares; None while a request is being placed.
 
         Returns the kind of its card.
         """
-        i = self.position(share)
+        i = self.position(use)
         if i is not None:
-            self.free[i] -= sign * share.mem
-            self.used[i] += sign * share.mem
-            self.free_core[i] -= sign * share.core
-            self.clients[i] += sign
+            self.free[i] -= sign * use.mem
+            self.used[i] += sign * use.mem
+            self.free_core[i] -= sign * use.core
+            self.clients[i] += sign * use.shares
             if client is not None:
-                self.mps.add_client(i, client, sign)
+                self.mps.add_client(i, client, sign * use.shares)
         self.codes = self._empty_codes = None
-        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
+        return self.kinds[i] if i is not None else self.former_kinds.get(card_of(use), UNKNOWN_KIND)
 
     def add(self, assignment: Assignment, client: MpsClient, sign: int) -> None:
         """Add (sign 1) or remove (sign -1) all shares of a pod on this node."""
-        for share in assignment.shares():
-            self.count_share(share, sign, client)
+        for use in assignment.card_uses():
+            self.count_use(use, sign, client)
         for device in assignment.device_shares():
             self.count_device(device.uuid, sign)
 
@@ -209,20 +209,20 @@ class NodeState:
         duplicate.clear_shares()
         return duplicate
 
-    def reset(self, kinds: CardKinds, cards: Sequence[Card], held_shares: Iterable[CardShare]) -> None:
+    def reset(self, kinds: CardKinds, cards: Sequence[Card], held_uses: Iterable[CardUse]) -> None:
         """Set the node's cards, without shares. The caller then counts the shares again.
 
-        held_shares: shares that pods hold here. If the node no longer has a share's card, the card's kind is kept.
+        held_uses: the shares that pods hold here. If the node no longer has their card, the card's kind is kept.
         """
         kinds_before = [*self.kinds, *self.former_kinds.values()]
-        former = [(share, self.kind_of_share(share)) for share in held_shares]
+        former = [(use, self.kind_of_share(use)) for use in held_uses]
         self.cards = sorted(cards, key=lambda card: card.index)
         self.kinds = [kinds.add_card(card) for card in self.cards]
         self.kind_set = frozenset(self.kinds)
         self.former_kinds = {}
-        for share, kind in former:
+        for use, kind in former:
             if kind != UNKNOWN_KIND:
-                self.record_kind_of(kinds, share, kinds.get(kind))
+                self.record_kind_of(kinds, use, kinds.get(kind))
         for kind in kinds_before:  # last, so that a kind that remains in use does not end
             kinds.remove_card(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.kept_back
@@ -248,10 +248,10 @@ class NodeState:
             return reported or MAX_CLIENTS
         return min(reported, self.max_clients) if reported else self.max_clients
 
-    def record_kind_of(self, kinds: CardKinds, share: CardShare, kind: CardKind) -> None:
-        """Record the kind of the share's card if the node no longer has the card and its kind is unknown."""
-        card = card_of(share)
-        if card not in self.former_kinds and self.position(share) is None:
+    def record_kind_of(self, kinds: CardKinds, use: CardUse, kind: CardKind) -> None:
+        """Record the kind of the card of these shares if the node no longer has the card and its kind is unknown."""
+        card = card_of(use)
+        if card not in self.former_kinds and self.position(use) is None:
             self.former_kinds[card] = kinds.add_card(kind)
 
     def forget(self, kinds: CardKinds, card: str | int) -> None:
@@ -259,6 +259,6 @@ class NodeState:
         kinds.remove_card(self.former_kinds.pop(card))
 
 
-def card_of(share: CardShare) -> str | int:
+def card_of(share: CardShare | CardUse) -> str | int:
     """The identifier of the share's card on its node: the UUID, or in gpushare's assignments the index."""
     return share.uuid or share.index

@@ -12,11 +12,12 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import card_code
 from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.policies import CardOrder
-from cardwise.core.api.quotas import Headroom
+from cardwise.core.api.quotas import NO_CHARGE, Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
 from cardwise.core.placement.cardindex import USED_TAINT, CardIndex, IndexEntry
 from cardwise.core.placement.devices import GrantedDevices, WantedDevices
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.mpstaints import CLOSABLE
@@ -89,9 +90,22 @@ def place_on(
     return Scorer(kinds, request, policy, headroom).place_on(node)
 
 
-def exceeded_entries(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.QuotaEntry]:
-    """The quota entries that the placement would exceed."""
-    return entries_exceeded_together(ledger, [(placement.node, placement.assignment)], headroom)
+def entries_exceeded_by_holding(
+    ledger: Ledger, holding: Holding, headroom: Sequence[Headroom]
+) -> list[quotas.QuotaEntry]:
+    """The quota entries that are exceeded in an amount of which the holding uses some.
+
+    headroom: what the namespace's quotas still allow now, while the ledger counts the holding.
+    """
+    charges = [(ledger.kind_of_share(holding.node, use), quotas.charge(use)) for use in holding.assignment.card_uses()]
+    exceeded = []
+    for entry_headroom in headroom:
+        covered = (charge for kind, charge in charges if ledger.kinds.is_covered(kind, entry_headroom.entry))
+        charge = quotas.total(covered)
+        without_holding = entry_headroom.subtract(NO_CHARGE.subtract(charge))
+        if not without_holding.has_room_for(charge):
+            exceeded.append(entry_headroom.entry)
+    return exceeded
 
 
 def entries_exceeded_together(
@@ -102,9 +116,9 @@ def entries_exceeded_together(
     node_assignments: the node and the assignment of each pod.
     """
     charges = [
-        (ledger.kind_of_share(node, share), quotas.charge(share))
+        (ledger.kind_of_share(node, use), quotas.charge(use))
         for node, assignment in node_assignments
-        for share in assignment.shares()
+        for use in assignment.card_uses()
     ]
     return [
         entry_headroom.entry

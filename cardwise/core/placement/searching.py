@@ -15,6 +15,7 @@ after 2 steps.
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cardwise.core.api.assignment import CardUse
 from cardwise.core.api.cards import POSITION_BITS
 from cardwise.core.api.policies import PickCard
 from cardwise.core.placement.fitting import (
@@ -239,8 +240,9 @@ def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[i
     node_copy = node.copy()
     amounts = None if card_request.whole else (MiB(card_request.mem), Percent(card_request.core))
     for i in positions:
-        node_copy.count_share(share(node_copy, i, amounts), 1)
-        node_copy.clients[i] += len(card_request.keys) - 1
+        card_share = share(node_copy, i, amounts)
+        shares = len(card_request.keys)
+        node_copy.count_use(CardUse(card_share.index, card_share.uuid, card_share.mem, card_share.core, shares), 1)
     return node_copy
 
 

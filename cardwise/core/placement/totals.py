@@ -190,9 +190,7 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
 
 def charge(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
     """The charge of one pod to the entry."""
-    shares = holding.assignment.shares()
+    uses = holding.assignment.card_uses()
     return quotas.total(
-        quotas.charge(share)
-        for share in shares
-        if ledger.kinds.is_covered(ledger.kind_of_share(holding.node, share), entry)
+        quotas.charge(use) for use in uses if ledger.kinds.is_covered(ledger.kind_of_share(holding.node, use), entry)
     )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core.api import assignment, names
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import Assignment, CardShare, CardUse, DeviceShare
 from tests.build import shares
 
 
@@ -237,3 +237,20 @@ def test_assignment_plus_excess_is_the_maximum_on_each_card(mine, theirs):
         total = map(sum, zip(used(build(theirs), card), used(excess, card), strict=True))
         assert list(total)[:2] == list(larger)[:2]
         assert used(build(theirs), card)[2] + used(excess, card)[2] >= used(build(mine), card)[2]
+
+
+def test_card_uses_sum_the_shares_of_each_card():
+    container = CardShare(0, "GPU-0", 100, 10, 16276), CardShare(1, "GPU-1", 100, 10, 16276)
+    whole = CardShare(2, "GPU-2", 16276, 100, 16276, whole=True)
+    assigned = Assignment({f"c{i}": container for i in range(48)} | {"w": (whole,)})
+    assert set(assigned.card_uses()) == {
+        CardUse(0, "GPU-0", 4800, 480, 48),
+        CardUse(1, "GPU-1", 4800, 480, 48),
+        CardUse(2, "GPU-2", 16276, 100, 1, whole=1),
+    }
+    assert assigned.card_uses() is assigned.card_uses(), "computed again for each count of the ledger"
+
+
+def test_card_uses_of_gpushare_are_by_index():
+    first, second = CardShare(0, "", 100, 0, 16276), CardShare(1, "", 50, 0, 16276)
+    assert Assignment({"pod": (first, second)}).card_uses() == (CardUse(0, "", 100, 0), CardUse(1, "", 50, 0))

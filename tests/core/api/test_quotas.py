@@ -1,7 +1,7 @@
 import pytest
 
 from cardwise.core.api import quotas
-from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.values.invalid import InvalidRequest
 from tests.build import gpu_quota
@@ -73,7 +73,8 @@ def test_an_entry_covers_the_cards_of_its_class_or_model(entry, covers):
     ],
 )
 def test_charge_of_a_share_on_one_card(held, expected):
-    assert quotas.charge(held) == expected
+    (use,) = Assignment({"c0": (held,)}).card_uses()
+    assert quotas.charge(use) == expected
 
 
 @pytest.mark.parametrize(

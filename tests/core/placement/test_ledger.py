@@ -12,6 +12,7 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN_KIND
 from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
 from tests.build import P100, cards, holding, pod, shares
 from tests.core import others
 
@@ -135,7 +136,7 @@ def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledg
     ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
     ledger.set_cards("n1", [])
     full = quotas.headroom(QuotaEntry(resource_class="a", shares=0), NO_CHARGE)
-    assert placement.exceeded_entries(ledger, placed, [full]) == [full.entry]
+    assert placement.entries_exceeded_together(ledger, [(placed.node, placed.assignment)], [full]) == [full.entry]
 
 
 def test_a_whole_card_counts_as_one_whatever_the_headroom_is_today():
@@ -290,3 +291,36 @@ def test_what_a_pod_holds_is_found_by_its_uid(ledger):
     ledger.set_holding(holding("u", 100, 0))
     assert ledger.holding("u") == holding("u", 100, 0)
     assert ledger.holding("v") is None
+
+
+def test_a_pod_with_a_share_in_each_of_many_containers_is_counted_once_for_each_card(monkeypatch):
+    """500 such pods of a gang are counted under the lock of the extender."""
+    ledger = Ledger()
+    ledger.set_cards("n1", [card("a"), card("b", index=1)])
+    counted = []
+    count_use = NodeState.count_use
+    monkeypatch.setattr(NodeState, "count_use", lambda *use: counted.append(use) or count_use(*use))
+    containers = {f"c{i}": (CardShare(i % 2, f"GPU-n1-{i % 2}", 10, 1, P100),) for i in range(48)}
+    ledger.set_holding(Holding("u", "default", "u", "n1", Assignment(containers)))
+    assert len(counted) == 2
+    node = ledger.node("n1")
+    assert (node.clients, node.used, node.free_core) == ([24, 24], [240, 240], [76, 76])
+    assert ledger.used("default", EVERY_CARD) == Charge(48, 480, 0)
+    ledger.release("u")
+    assert len(counted) == 4
+    assert ledger.used("default", EVERY_CARD) == NO_CHARGE
+
+
+@pytest.mark.parametrize("hard", [{"shares": 1}, {"shares": 2}, {"memory": 149}, {"memory": 150}, {"cards": 0}, {}])
+@pytest.mark.parametrize("resource_class", ["a", "b", ""])
+def test_a_counted_holding_exceeds_a_quota_if_it_would_exceed_what_is_left_without_it(ledger, hard, resource_class):
+    entry = QuotaEntry(resource_class=resource_class, **hard)
+    ledger.set_holding(holding("u", 100, 0))
+    ledger.set_holding(holding("other", 50, 0))
+    planned = ledger.holding("u")
+    counted = placement.entries_exceeded_by_holding(
+        ledger, planned, [quotas.headroom(entry, ledger.used("default", entry))]
+    )
+    ledger.release("u")
+    headroom = [quotas.headroom(entry, ledger.used("default", entry))]
+    assert counted == placement.entries_exceeded_together(ledger, [(planned.node, planned.assignment)], headroom)

@@ -42,7 +42,9 @@ def test_a_quota_counts_all_cards_of_a_request_together():
     assert location_of(placement.place(ledger, ["n1"], split, "binpack", headroom)) == ("n1", [0, 2])
     unlimited = placement.place(ledger, ["n1"], split, "binpack")
     assert location_of(unlimited) == ("n1", [0, 1])
-    assert placement.exceeded_entries(ledger, unlimited, headroom) == [headroom[0].entry]
+    assert placement.entries_exceeded_together(ledger, [(unlimited.node, unlimited.assignment)], headroom) == [
+        headroom[0].entry
+    ]
     assert (
         placement.place_on(ledger.kinds, ledger.node("n1"), split, "binpack", quota(ledger, QuotaEntry(shares=1)))
         is Refusal.QUOTA
@@ -116,7 +118,7 @@ def test_a_limit_that_bars_one_claim_is_counted_for_the_others():
     headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=1))
     placed = placement.place(ledger, ["n1"], pod_request, "binpack", headroom)
     assert location_of(placed) == ("n1", [0, 2])
-    assert placement.exceeded_entries(ledger, placed, headroom) == []
+    assert placement.entries_exceeded_together(ledger, [(placed.node, placed.assignment)], headroom) == []
 
 
 def test_a_limit_of_whole_cards_closes_none_to_shares():
@@ -195,7 +197,7 @@ def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():
     )
     placed = placement.place(ledger, ["n1"], alone, "binpack", full)
     assert placed.node == "n1"
-    assert placement.exceeded_entries(ledger, placed, full) == []
+    assert placement.entries_exceeded_together(ledger, [(placed.node, placed.assignment)], full) == []
     assert placement.place(ledger, ["n1"], beside, "binpack", full).refusals == {"n1": Refusal.QUOTA}
 
 

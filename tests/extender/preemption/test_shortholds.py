@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.nodestate import NodeState
 from extender.cache.nominated import NominatedPods
 from extender.preemption import preemption
 from extender.records.nodeinfo import PlacedPod
@@ -134,21 +134,21 @@ def test_victims_of_a_gang_are_checked_without_counting_what_is_reserved_on_othe
         gang(world, 2)
         changes: list[str] = []
 
-        def count(name: str, changes: list[str] = changes, world: Full = world) -> None:
-            method = getattr(Ledger, name)
+        def count_changes(changes: list[str] = changes, world: Full = world) -> None:
+            method = NodeState.count_use
 
-            def counted(ledger: Ledger, *change: object) -> object:
+            def counted(node: NodeState, *change: object) -> int:
                 if world.state._lock._lock.locked():
-                    changes.append(name)
-                return method(ledger, *change)
+                    changes.append(node.name)
+                return method(node, *change)
 
-            monkeypatch.setattr(Ledger, name, counted)
+            monkeypatch.setattr(NodeState, "count_use", counted)
 
         assert world.filter("g0")[0] == []
         world.on_step(
             lambda step, world=world: world.state.set_pod_without_request(f"o{step}", PlacedPod("n2", Load(1, 0, 1)))
         )
-        victims = world.asks("g0", before=lambda count=count: [count("_replace_holding"), count("_restore_holding")])
+        victims = world.asks("g0", before=count_changes)
         monkeypatch.undo()
         assert victims == {"n1": ["n1-0"]}
         counts.append(len(changes))
