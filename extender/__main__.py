@@ -26,6 +26,7 @@ from cardwise.runtime.settings import (
     check_distinct,
     common_options,
     core_overcommit_option,
+    headroom_option,
     namespace_option,
     report_startup_errors,
     tls_hosts_option,
@@ -82,12 +83,7 @@ _BIND_DEADLINE_SECONDS, _BIND_DEADLINE_SECONDS_ON_OWN_PORT = 4.0, 60.0
     default=policies.DEFAULT_POLICY,
     help=f"Placement policy of pods without the annotation {names.POLICY}.",
 )
-@click.option(
-    "--headroom",
-    type=click.IntRange(min=0),
-    default=0,
-    help="MiB kept free on each GPU for driver, contexts and MPS server.",
-)
+@headroom_option
 # With more than CAPACITY_PER_CARD shares on a card, the node's capacity of a class would be used up first, and pods
 # would wait although the card is free.
 @click.option(

@@ -59,11 +59,11 @@ class ExtenderSettings:
     """The settings of the command line, without the settings of the HTTP server.
 
     Units: `bind_deadline`, `lease_duration` and names that end in `_seconds` are seconds; `headroom` is MiB of each
-    card; `core_overcommit` is percent.
+    card, None for the headroom that each card has; `core_overcommit` is percent.
     """
 
     policy: str
-    headroom: int
+    headroom: MiB | None
     max_clients: int | None
     core_overcommit: int
     bind_deadline: float
@@ -100,7 +100,7 @@ class Extender:
         listed: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = State(
-            headroom=MiB(settings.headroom),
+            headroom=settings.headroom,
             max_clients=settings.max_clients,
             core=settings.core_overcommit,
             timeouts=Timeouts(terminating=settings.terminating_seconds),
@@ -157,7 +157,7 @@ class Extender:
             leads=self._leads,
             policy=settings.policy,
             limits=CardLimits(
-                kept_back=MiB(settings.headroom), max_clients=settings.max_clients, core=settings.core_overcommit
+                kept_back=settings.headroom, max_clients=settings.max_clients, core=settings.core_overcommit
             ),
             clock=clock,
         )

@@ -70,7 +70,7 @@ class OvercommittedNode(NamedTuple):
 class State:
     """The state of the extender. Any thread may call the methods.
 
-    headroom: MiB that are kept free on each card.
+    headroom: MiB that are kept free on each card; None for the headroom that each card has.
     max_clients: the maximum number of clients of each card; None: no limit.
     core: percent of the SMs of each card that pods may request in total.
     """
@@ -78,7 +78,7 @@ class State:
     def __init__(
         self,
         *,
-        headroom: MiB = MiB(0),
+        headroom: MiB | None = MiB(0),
         max_clients: int | None = None,
         core: int = FULL_CORE,
         timeouts: Timeouts | None = None,

@@ -32,6 +32,7 @@ from cardwise.runtime.settings import (
     HostPort,
     check_distinct,
     common_options,
+    headroom_option,
     namespace_option,
     option,
     report_startup_errors,
@@ -112,13 +113,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     help="What to do with a pod that requests more than any known GPU has: refuse it, or let it wait with a "
     "warning, for clusters that scale up.",
 )
-@option(
-    "--headroom",
-    type=click.IntRange(min=0),
-    default=0,
-    help="MiB that the extender keeps free on each GPU; must equal the extender's --headroom. In GPUQuotas a whole "
-    "GPU counts without them.",
-)
+@headroom_option
 @option(
     "--nvidia-gpu",
     type=click.Choice(["leave", "take"]),
@@ -197,7 +192,7 @@ def main(
     runtime_class: str,
     tolerated_taints: tuple[Any, ...],
     oversize: OversizePolicy,
-    headroom: int,
+    headroom: MiB | None,
     nvidia_gpu: NvidiaGpu,
     exempt_namespaces: tuple[str, ...],
     gang_schedulers: tuple[str, ...],
@@ -266,7 +261,7 @@ def main(
     process = _Process(
         client,
         settings,
-        headroom=MiB(headroom),
+        headroom=headroom,
         health_settings=health_settings,
         certificates=certificates,
         bundle=bundle,
@@ -293,7 +288,7 @@ class _Process:
         client: KubeClient,
         settings: WebhookSettings,
         *,
-        headroom: MiB,
+        headroom: MiB | None,
         health_settings: HealthSettings,
         certificates: tls.CertificateChecks,
         bundle: CaBundle,

@@ -436,10 +436,17 @@ def _read_card(index: int, handle: Any, driver: str) -> GpuCard:
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
         model=str(pynvml.nvmlDeviceGetName(handle)),
         memory=MiB(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB),
+        reserved=_reserved_memory(handle),
         devices=(DevicePath(path, path),),
         pci_bus_id=str(pynvml.nvmlDeviceGetPciInfo(handle).busId),
         properties=properties,
     )
+
+
+def _reserved_memory(handle: Any) -> MiB:
+    """The MiB that the driver keeps for itself, rounded up; 0 if the driver does not say."""
+    reserved = _optional_number(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved)
+    return MiB(-(-(reserved or 0) // _MIB))
 
 
 _ARCHITECTURES = {

@@ -31,6 +31,7 @@ class GpuCard:
 
     index: the card's position in PCI bus order.
     memory: the card's total memory in MiB.
+    reserved: the MiB of it that the driver keeps for itself; 0 if the driver does not say.
     """
 
     index: int
@@ -38,6 +39,7 @@ class GpuCard:
     model: str
     memory: MiB
     devices: tuple[DevicePath, ...]
+    reserved: MiB = MiB(0)
     pci_bus_id: str = ""
     properties: Mapping[str, str] = field(default_factory=dict)
 

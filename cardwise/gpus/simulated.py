@@ -60,11 +60,14 @@ class _ProcessEntry(Struct, rename={"memory_mib": "memoryMiB"}, forbid_unknown_f
 
 
 class _CardEntry(
-    Struct, rename={"memory_mib": "memoryMiB", "container_path": "containerPath"}, forbid_unknown_fields=True
+    Struct,
+    rename={"memory_mib": "memoryMiB", "reserved_mib": "reservedMiB", "container_path": "containerPath"},
+    forbid_unknown_fields=True,
 ):
     index: int
     uuid: str
     memory_mib: int
+    reserved_mib: int = 0
     model: str = "Simulated"
     device: str = ""
     container_path: str = ""
@@ -127,6 +130,7 @@ def _inventory(entries: list[_CardEntry], source: str) -> CardsAndHealth:
                 uuid=entry.uuid,
                 model=entry.model,
                 memory=MiB(entry.memory_mib),
+                reserved=MiB(max(0, entry.reserved_mib)),
                 devices=(DevicePath(entry.device, container_path),) if entry.device else (),
                 properties={name: str(property_value) for name, property_value in entry.properties.items()},
             )

@@ -16,7 +16,10 @@ from typing import Any, Self, TypeVar
 import click
 
 from cardwise.core.api import names
+from cardwise.core.api.cardlimits import AUTO
 from cardwise.core.api.cards import FULL_CORE
+from cardwise.core.values.quantity import MAX_MIB, MiB
+from cardwise.core.values.wording import quote_text
 from cardwise.kube.errors import KubeConfigError, KubeError
 from cardwise.runtime.logs import LogFormat, LogLevel
 
@@ -131,7 +134,30 @@ core_overcommit_option = option(
 )
 
 
+class _Headroom(click.ParamType[MiB | None]):
+    """MiB that stay free on each GPU; `AUTO`, which becomes None, for the headroom that each GPU has."""
+
+    name = f"MiB or {AUTO}"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> MiB | None:
+        if value == AUTO or value is None:
+            return None
+        text = str(value)
+        if not (text.isascii() and text.isdecimal()) or len(text) > len(str(MAX_MIB)) or int(text) > MAX_MIB:
+            self.fail(f"{quote_text(text)} is neither MiB from 0 on nor {AUTO}", param, ctx)
+        return MiB(int(text))
+
+
 # For webhook and extender.
+headroom_option = option(
+    "--headroom",
+    type=_Headroom(),
+    default=0,
+    help=f"MiB kept free on each GPU for driver, contexts and MPS server. {AUTO}: what the device plugin has measured "
+    "for driver and MPS server (spec.headroomMiB of the ExtendedResource). In GPUQuotas a whole GPU counts without "
+    "them. Webhook and extender need the same value.",
+)
+
 namespace_option = option(
     "--namespace",
     default=names.NAMESPACE,

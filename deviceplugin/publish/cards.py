@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cardwise.core.api import classes, isolation, names
+from cardwise.core.api import classes, isolation, mps, names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values import wording
@@ -134,6 +134,7 @@ def card_spec(node: str, card: GpuCard) -> Json:
         "uuid": card.uuid,
         "model": card.model,
         "memoryMiB": int(card.memory),
+        "headroomMiB": min(card.memory, card.reserved + mps.server_memory(card.model)),
         "properties": properties,
     }
 
@@ -261,6 +262,6 @@ def observed_spec(resource: ExtendedResource) -> Json:
         "index": spec.index,
         "uuid": spec.uuid,
         "model": spec.model,
-        **({"memoryMiB": spec.memory_mib} if spec.kind == classes.GPU_KIND else {}),
+        **({"memoryMiB": spec.memory_mib, "headroomMiB": spec.headroom_mib} if spec.kind == classes.GPU_KIND else {}),
         "properties": dict(spec.properties),
     }

@@ -115,6 +115,6 @@ def _requested_charge(ledger: Ledger, entry: QuotaEntry, request: PodRequest) ->
     for container in request.containers:
         if not kinds.is_class_counted(container.resource_class, entry):
             continue  # this request gets no card that the entry counts
-        smallest = max(0, kinds.smallest(container.resource_class, entry) - ledger.kept_back) if container.whole else 0
+        smallest = max(0, kinds.smallest(container.resource_class, entry)) if container.whole else 0
         charges.append(quotas.min_charge_of_share(container.cards, container.mem, smallest))
     return quotas.total(charges)

@@ -168,7 +168,7 @@ class _CardSearch:
     def _is_useful(self, state: NodeState, i: int) -> bool:
         """Whether a member could have the card, or a part of it, if the card were empty."""
         card = state.cards[i]
-        kind, size = state.kinds[i], card.mem - state.kept_back
+        kind, size = state.kinds[i], state.usable[i]
         would_do = any(
             size >= card_request.mem and (allowed is None or kind in allowed)
             for card_request, allowed in self._card_requests

@@ -32,6 +32,7 @@ class Driver:
         self.condition = threading.Condition()
         self.listening = self.over = False
         self.modes: dict[int, int] = {}
+        self.reserved: int | None = None  # bytes; None: an old driver, which does not say
         self.recovery_actions: dict[int, int] = {}  # recovery actions
         self.unmapped: dict[int, int] = {}
         self.mig: dict[int, int] = {}
@@ -47,7 +48,7 @@ class Driver:
             "nvmlDeviceGetMinorNumber": self.card,
             "nvmlDeviceGetUUID": lambda handle: f"GPU-{self.card(handle)}",
             "nvmlDeviceGetName": lambda handle: f"Tesla {self.card(handle)}",
-            "nvmlDeviceGetMemoryInfo": lambda handle: types.SimpleNamespace(total=16276 * MIB + self.card(handle)),
+            "nvmlDeviceGetMemoryInfo": self.memory,
             "nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(busId=f"0:{self.card(handle)}"),
             "nvmlDeviceGetFieldValues": lambda handle, _: [
                 types.SimpleNamespace(
@@ -75,12 +76,21 @@ class Driver:
             monkeypatch.setattr(pynvml, name, self.wrap_call(name, answer))
 
     def wrap_call(self, name, answer):
-        def call(*arguments):
+        def call(*arguments, **named):
             if name in self.broken:
                 raise self.broken[name]
-            return answer(*arguments)
+            return answer(*arguments, **named)
 
         return call
+
+    def memory(self, handle, version=None):
+        total = 16276 * MIB + self.card(handle)
+        if version is None:
+            return types.SimpleNamespace(total=total)
+        if self.reserved is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        assert version == pynvml.nvmlMemory_v2
+        return types.SimpleNamespace(total=total, reserved=self.reserved)
 
     def card(self, index):
         with self.condition:
@@ -420,3 +430,11 @@ def test_failed_mode_change_reports_the_reason(driver, make_gpus):
     driver.broken["nvmlDeviceSetComputeMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
     with pytest.raises(CardError, match="GPU-1: Insufficient Permissions"):
         gpus.set_compute_mode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS)
+
+
+@pytest.mark.parametrize(("reserved", "mib"), [(None, 0), (616 * MIB, 616), (616 * MIB + 1, 617)])
+def test_the_memory_that_the_driver_keeps_is_read_with_the_card(driver, reserved, mib):
+    driver.reserved = reserved
+    gpus = NvmlGpus()
+    assert [card.reserved for card in gpus.cards()] == [mib, mib]
+    gpus.close()

@@ -97,6 +97,8 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert parsed_options(render, "extender", "policies.podGroupTimeoutSeconds=90")["max_gang_permit_seconds"] == 90.0
     for part in ("extender", "webhook"):
         assert parsed_options(render, part, "extender.headroomMiB=512")["headroom"] == 512
+        assert parsed_options(render, part, "extender.headroomMiB=1000000")["headroom"] == 1_000_000
+        assert parsed_options(render, part, "extender.headroomMiB=auto")["headroom"] is None
     options = container(render, "mps", *OTHER)["args"]
     assert "--audit=evict" in options
     options = parsed_options(render, "deviceplugin", *OTHER)

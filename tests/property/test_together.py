@@ -78,9 +78,9 @@ def asking(parts, mode):
 @st.composite
 def scenes(draw):
     """A ledger of one node, and what quotas leave to our namespace there."""
-    ledger = Ledger(max_clients=draw(mostly(None, 2)), kept_back=draw(mostly(0, 5)))
+    ledger = Ledger(max_clients=draw(mostly(None, 2)), kept_back=draw(mostly(0, 5, None)))
     cards = draw(st.lists(described, min_size=2, max_size=3))
-    ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-{i}", **fields) for i, fields in enumerate(cards)])
+    ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-{i}", headroom=3 * i, **fields) for i, fields in enumerate(cards)])
     node = ledger.node("n1")
     for uid, (i, mem, core, client, namespace) in enumerate(draw(residents)):
         if i < len(cards) and node.free[i] >= mem:
@@ -117,7 +117,7 @@ def holds(node, request, chosen, headroom):
             whole[i] += c.whole
             mem[i] += c.mem_per_card
             core[i] += c.core_per_card
-            held = node.cards[i].mem - node.kept_back if c.whole else c.mem_per_card
+            held = node.usable[i] if c.whole else c.mem_per_card
             for entry, (shares, memory, count) in charges.items():
                 if entry.covers(node.cards[i].classes, node.cards[i].model):
                     charges[entry] = shares + 1, memory + held, count + c.whole

@@ -77,12 +77,21 @@ def asked_by(limit):
 @st.composite
 def scenes(draw):
     """A ledger with cards and holdings, and what quotas leave to our namespace."""
-    ledger = Ledger(max_clients=draw(st.sampled_from([2, 3])), kept_back=draw(st.sampled_from([0, 0, 10])))
+    ledger = Ledger(max_clients=draw(st.sampled_from([2, 3])), kept_back=draw(st.sampled_from([0, 0, 10, None])))
     for node, cards in zip(NODES, draw(worlds), strict=False):
         ledger.set_cards(
             node,
             [
-                Card(index=i, uuid=f"{node}-{i}", mem=mem, model=model, classes=classes, priority=prio, **state)
+                Card(
+                    index=i,
+                    uuid=f"{node}-{i}",
+                    mem=mem,
+                    headroom=5 * i,
+                    model=model,
+                    classes=classes,
+                    priority=prio,
+                    **state,
+                )
                 for i, (mem, state, (model, classes, prio)) in enumerate(cards)
             ],
         )
@@ -120,7 +129,7 @@ def fits_quotas(node, chosen, card_request, headroom):
             card = node.cards[i]
             if room.entry.covers(card.classes, card.model):
                 shares += 1
-                memory += card.mem - node.kept_back if card_request.whole else card_request.mem_per_card
+                memory += card.usable_mib(node.kept_back) if card_request.whole else card_request.mem_per_card
                 cards += card_request.whole
         for amount, limit in ((shares, room.shares), (memory, room.memory), (cards, room.cards)):
             if limit is not None and amount and amount > limit:

@@ -54,6 +54,7 @@ class CardFacts:
 
     labels: the labels for the selectors of classes.
     other: whether the card is a device other than a GPU.
+    headroom: MiB that driver and MPS server take.
     mps: the scope of the card's MPS daemon; "" without an MPS manager, or if MPS is unavailable on the card.
     has_kernel_limit: whether the driver limits the memory of shares.
     """
@@ -65,6 +66,7 @@ class CardFacts:
     mps: str = ""
     has_kernel_limit: bool = False
     max_clients: int = MAX_CLIENTS
+    headroom: MiB = MiB(0)
 
 
 class _Membership:
@@ -121,8 +123,8 @@ class CardSums:
     `MAX_CARDS_PER_NODE` of its cards count: a node may change its cards all the time, and every review needs the sums.
     """
 
-    def __init__(self, kept_back: MiB) -> None:
-        """`kept_back`: MiB that the extender keeps free on each card."""
+    def __init__(self, kept_back: MiB | None) -> None:
+        """`kept_back`: MiB that the extender keeps free on each card; None for the headroom that each card has."""
         self._kept_back = kept_back
         self._lock = threading.Lock()
         self._cards: dict[str, dict[str, CardFacts]] = {}  # by node and name
@@ -204,8 +206,12 @@ class CardSums:
             return [tuple(cards.values()) for cards in self._cards.values()]
 
     def _sizes_of(self, cards: Iterable[CardFacts], membership: _Membership) -> Sizes:
-        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if membership.includes(card))
+        sizes = (self._usable(card) for card in cards if membership.includes(card))
         return tuple(sorted(sizes, reverse=True))
+
+    def _usable(self, card: CardFacts) -> MiB:
+        """The MiB of the card that shares can use."""
+        return MiB(max(0, card.memory - (card.headroom if self._kept_back is None else self._kept_back)))
 
     # Everything below runs under the lock.
 

@@ -62,7 +62,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 class ClusterView:
     """Implements `pods.context.Lookups`. Thread-safe."""
 
-    def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB = MiB(0)) -> None:
+    def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB | None = MiB(0)) -> None:
         self._client = client
         self._lookup_failures = LineLimit(_log, clock)
         self._card_sums = CardSums(kept_back)
@@ -308,5 +308,6 @@ def _project_card(raw: bytes) -> tuple[str, CardFacts]:
         mps,
         extendedresources.has_kernel_limit(card),
         (status.max_clients if status is not None else 0) or MAX_CLIENTS,
+        extendedresources.headroom_of(card),
     )
     return card.metadata.name, facts

@@ -259,7 +259,7 @@ def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[Node
     classes = {card_request.resource_class for card_request in share_requests}
     node_names = {view.name for view in views}
     sizes = [
-        card.mem - node.kept_back
+        card.usable_mib(node.kept_back)
         for node in ledger.nodes()
         if node.name in node_names
         for card in node.cards

@@ -20,6 +20,7 @@ class Card:
     """One card of a node. An unhealthy or cordoned card takes no new shares.
 
     mem: the card's total MiB.
+    headroom: MiB that driver and MPS server take, as the node's device plugin reports them.
     classes: the ResourceClasses that select the card.
     priority: the highest priority of these classes.
     mps: None if the node has no MPS manager, or MPS is unavailable on the card.
@@ -35,7 +36,15 @@ class Card:
     classes: frozenset[str] = frozenset()
     priority: int = 0
     mps: CardMps | None = None
+    headroom: MiB = MiB(0)
     has_kernel_limit: bool = False
+
+    def usable_mib(self, kept_back: MiB | None) -> int:
+        """The MiB that shares can use.
+
+        kept_back: MiB that stay free on each card; None for the card's own headroom.
+        """
+        return self.mem - (self.headroom if kept_back is None else kept_back)
 
     @property
     def accepts_shares(self) -> bool:

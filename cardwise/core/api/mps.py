@@ -48,6 +48,9 @@ MIN_CEILING: Final = 512  # MiB; the ceiling while no pod on the card has a larg
 MIN_LIMIT: Final = 544  # the smallest limit of a client: with 512 CUDA does not start, since its context counts
 # MiB that a process without MPS may use beyond its share, for its CUDA context and a framework's libraries
 MAX_CONTEXT: Final = 640
+# MiB that the MPS server uses on a card, by the start of the model's name, measured; on other models `_SERVER_MEMORY`.
+_MEASURED_SERVERS: Final = {"NVIDIA H100": MiB(66), "NVIDIA H200": MiB(66)}
+_SERVER_MEMORY: Final = MiB(128)
 _GIB: Final = 1024  # MiB
 _VERSION = 1  # of the state file's format
 _UUID_PREFIX_LENGTH = 12  # characters of the UUID in a folder's name
@@ -126,6 +129,12 @@ class Status:
     daemon_pid: int = 0
     manager_pid: int = 0
     max_clients: int = 0
+
+
+def server_memory(model: str) -> MiB:
+    """The MiB to keep for the MPS server on a card of this model."""
+    measured = (mib for start, mib in _MEASURED_SERVERS.items() if model.startswith(start))
+    return next(measured, _SERVER_MEMORY)
 
 
 def folder_name(uuid: str) -> str:

@@ -213,7 +213,7 @@ def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.Quo
 
 def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:
     """The charge if the card request takes this card: the sum of `quotas.charge` of the shares."""
-    return card_request.charge(1, node.cards[i].mem - node.kept_back)
+    return card_request.charge(1, node.usable[i])
 
 
 def headroom_after(
@@ -459,7 +459,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
             return Refusal.NO_WHOLE_CARD  # not checked for each card: this runs for thousands of nodes
         empty = [i for i in kind_set if node.is_empty(i)]
         return _closed_reason(node, card_request, empty) or Refusal.NO_WHOLE_CARD
-    big = [i for i in kind_set if node.cards[i].mem - node.kept_back >= card_request.mem]
+    big = [i for i in kind_set if node.usable[i] >= card_request.mem]
     if len(big) < card_request.cards:
         return Refusal.CARD_TOO_SMALL
     if len(card_request.keys) > 1:

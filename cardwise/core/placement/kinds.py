@@ -41,7 +41,7 @@ class CardKinds:
         self._numbers: dict[CardKind, int] = {}
         self._kinds: dict[int, CardKind] = {}
         self._cards: dict[int, int] = {}  # the number of cards by kind
-        self._smallest: dict[int, MiB] = {}  # by kind, the MiB of the smallest card that the kind has had
+        self._smallest: dict[int, int] = {}  # by kind, the usable MiB of the smallest card that the kind has had
         self._next = 0
         self.changes = 0  # a counter of possible changes of kinds
         self._allowed: dict[tuple[str, tuple[QuotaEntry, ...]], frozenset[int] | None] = {}
@@ -61,8 +61,11 @@ class CardKinds:
         duplicate._by_property = self._by_property
         return duplicate
 
-    def add_card(self, card: Card | CardKind) -> int:
-        """Count one more card of this kind. Returns the integer of the kind."""
+    def add_card(self, card: Card | CardKind, kept_back: MiB | None = MiB(0)) -> int:
+        """Count one more card of this kind. Returns the integer of the kind.
+
+        kept_back: as in `Card.usable_mib`.
+        """
         kind = CardKind(card.classes, card.model, card.priority)
         number = self._numbers.get(kind)
         if number is None:
@@ -72,7 +75,8 @@ class CardKinds:
             self._forget()
         self._cards[number] += 1
         if isinstance(card, Card):
-            self._smallest[number] = min(card.mem, self._smallest.get(number, card.mem))
+            usable = card.usable_mib(kept_back)
+            self._smallest[number] = min(usable, self._smallest.get(number, usable))
         return number
 
     def remove_card(self, number: int) -> None:
@@ -91,10 +95,12 @@ class CardKinds:
         """The kind with this integer; None if it no longer exists."""
         return self._kinds.get(number)
 
-    def smallest(self, resource_class: str, entry: QuotaEntry) -> MiB:
-        """A lower bound of the MiB of cards of the class ("": any) that the entry covers; 0 if there are none."""
+    def smallest(self, resource_class: str, entry: QuotaEntry) -> int:
+        """A lower bound of the MiB that shares can use on cards of the class ("": any) that the entry covers; 0 if
+        there are none.
+        """
         covered = self._find_kinds(resource_class) & self.covered_kinds(entry)
-        return min((self._smallest[number] for number in covered if number in self._smallest), default=MiB(0))
+        return min((self._smallest[number] for number in covered if number in self._smallest), default=0)
 
     def is_covered(self, number: int, entry: QuotaEntry) -> bool:
         """Whether the entry of a quota counts cards of this kind. Every entry counts unknown cards, to be safe."""

@@ -47,13 +47,16 @@ FormerKinds = Mapping[tuple[str, str | int], CardKind]
 class Ledger:
     """All nodes and all holdings.
 
-    kept_back: MiB of each card that stay free, for the driver, CUDA contexts and the MPS server.
+    kept_back: MiB of each card that stay free, for the driver, CUDA contexts and the MPS server; None for the headroom
+        that each card has.
     max_clients: the maximum number of shares on one card; MPS may allow fewer. None for MPS's own maximum, or
         `MAX_CLIENTS` if it is unknown.
     core: percent of a card's SMs that may be reserved in total.
     """
 
-    def __init__(self, *, kept_back: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
+    def __init__(
+        self, *, kept_back: MiB | None = MiB(0), max_clients: int | None = None, core: int = FULL_CORE
+    ) -> None:
         self.kinds = CardKinds()
         self._index: CardIndex | None = CardIndex()  # None: a snapshot
         self._by_memory = MemoryIndex()

@@ -48,10 +48,11 @@ class NodeState:
         "name",
         "open_card_count",
         "own_name",
+        "usable",
         "used",
     )
 
-    def __init__(self, name: str, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE) -> None:
+    def __init__(self, name: str, *, kept_back: MiB | None, max_clients: int | None, core: int = FULL_CORE) -> None:
         self.name = name
         self.own_name = (name,)  # equal to `NodesByUuid.nodes(uuid)` if only this node reports the UUID
         self.kept_back = kept_back
@@ -62,8 +63,9 @@ class NodeState:
         self.kind_set: frozenset[int] = frozenset()  # the kinds of all its cards
         # By `card_of`: the kinds of cards that the node no longer has, and that pods still hold.
         self.former_kinds: dict[str | int, int] = {}
-        self.largest = 0  # MiB of the largest card, less `kept_back`
+        self.largest = 0  # MiB that shares can use on the largest card
         self.open_card_count = 0  # cards that take new shares, see `Card.accepts_shares`
+        self.usable: list[int] = []  # MiB that shares can use on each card; replaced, never changed
         self.free: list[int] = []  # MiB; negative if the card now reports less memory than its shares have
         self.free_core: list[int] = []  # percent of the SMs
         self.clients: list[int] = []  # shares
@@ -187,6 +189,7 @@ class NodeState:
             self.kind_set,
             self.former_kinds.copy(),
         )
+        duplicate.usable = self.usable
         duplicate.free, duplicate.used = self.free.copy(), self.used.copy()
         duplicate.free_core, duplicate.clients = self.free_core.copy(), self.clients.copy()
         duplicate.max_card_clients, duplicate.mps = self.max_card_clients, self.mps.copy()
@@ -217,7 +220,7 @@ class NodeState:
         kinds_before = [*self.kinds, *self.former_kinds.values()]
         former = [(use, self.kind_of_share(use)) for use in held_uses]
         self.cards = sorted(cards, key=lambda card: card.index)
-        self.kinds = [kinds.add_card(card) for card in self.cards]
+        self.kinds = [kinds.add_card(card, self.kept_back) for card in self.cards]
         self.kind_set = frozenset(self.kinds)
         self.former_kinds = {}
         for use, kind in former:
@@ -225,13 +228,14 @@ class NodeState:
                 self.record_kind_of(kinds, use, kinds.get(kind))
         for kind in kinds_before:  # last, so that a kind that remains in use does not end
             kinds.remove_card(kind)
-        self.largest = max((card.mem for card in cards), default=0) - self.kept_back
+        self.usable = [card.usable_mib(self.kept_back) for card in self.cards]
+        self.largest = max(self.usable, default=0)
         self.open_card_count = sum(card.accepts_shares for card in cards)
         self.clear_shares()
 
     def clear_shares(self) -> None:
         """Set all counts to those of cards without shares."""
-        self.free = [card.mem - self.kept_back for card in self.cards]
+        self.free = self.usable.copy()
         self.used = [0] * len(self.cards)
         self.free_core = [self.core] * len(self.cards)
         self.clients = [0] * len(self.cards)

@@ -440,4 +440,4 @@ def _sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empt
         for i, card in enumerate(node.cards):
             of_class = not card_request.resource_class or card_request.resource_class in card.classes
             if of_class and entry.covers(card.classes, card.model) and (node.is_empty(i) or not empty):
-                yield card.mem - node.kept_back
+                yield node.usable[i]

@@ -42,6 +42,7 @@ class ExtendedResourceSpec(Struct, rename="camel", frozen=True, gc=False):
 
     index: the number of the card or device on the node; each kind has its own numbers.
     memory_mib: total MiB; 0 for devices other than GPUs.
+    headroom_mib: MiB that driver and MPS server take.
     unschedulable, cordon: set by users, to cordon the card or device.
     """
 
@@ -51,6 +52,7 @@ class ExtendedResourceSpec(Struct, rename="camel", frozen=True, gc=False):
     kind: str = classes.GPU_KIND
     model: str = ""
     memory_mib: int = field(default=0, name="memoryMiB")
+    headroom_mib: int = field(default=0, name="headroomMiB")
     properties: dict[str, str] = {}
     unschedulable: bool = False
     cordon: Cordon = Cordon()
@@ -239,9 +241,15 @@ def card_of(resource: ExtendedResource, classifier: Classifier | None = None) ->
         cordoned=spec.unschedulable,
         classes=card_classes,
         priority=classifier.priority_of(card_classes) if classifier is not None else 0,
+        headroom=headroom_of(resource),
         mps=mps_of_card(resource.status.mps),
         has_kernel_limit=has_kernel_limit(resource),
     )
+
+
+def headroom_of(resource: ExtendedResource) -> MiB:
+    """The MiB of the card that driver and MPS server take."""
+    return quantity.size(max(0, min(resource.spec.headroom_mib, resource.spec.memory_mib, MAX_MIB)))
 
 
 def device_of(resource: ExtendedResource, classifier: Classifier | None = None) -> Device:

@@ -8,13 +8,16 @@ from cardwise.core.values.quantity import MiB
 WRITTEN = {"headroomMiB": "700", "maxClients": "16", "coreOvercommit": "200"}
 
 
-@pytest.mark.parametrize("limits", [CardLimits(), CardLimits(kept_back=MiB(700), max_clients=16, core=200)])
+@pytest.mark.parametrize(
+    "limits", [CardLimits(), CardLimits(kept_back=None), CardLimits(kept_back=MiB(700), max_clients=16, core=200)]
+)
 def test_limits_are_read_back_as_written(limits):
     assert CardLimits.read(limits.configmap_data() | {"policy": "priced"}) == limits
 
 
 def test_the_keys_are_the_settings_of_the_chart():
     assert CardLimits(kept_back=MiB(700), max_clients=16, core=200).configmap_data() == WRITTEN
+    assert CardLimits(kept_back=None).configmap_data()["headroomMiB"] == "auto"
     assert CardLimits().configmap_data()["maxClients"] == "0"  # as MPS says
 
 

@@ -313,6 +313,26 @@ def test_pods_with_and_without_mps_share_no_card():
     assert place(ledger, **without).node == "n1"
 
 
+def test_auto_headroom_is_that_of_each_card():
+    ledger = Ledger(kept_back=None)
+    first, second = cards(1000, 1000)
+    ledger.set_cards("n1", [replace(first, headroom=100), replace(second, headroom=300)])
+    assert ledger.node("n1").free == [900, 700]
+    assert place(ledger, gpu_mem=700).assignment.shares()[0].index == 1
+    assert place(ledger, gpu_mem=800).assignment.shares()[0].index == 0
+    assert place(ledger, gpu_mem=901).refusals == {"n1": Refusal.CARD_TOO_SMALL}
+    (whole,) = place(ledger, gpu_count=1).assignment.shares()
+    assert (whole.mem, whole.total) == ((700, 1000) if whole.index else (900, 1000))
+
+
+def test_a_smaller_headroom_of_a_card_frees_the_difference():
+    ledger = Ledger(kept_back=None)
+    ledger.set_cards("n1", [replace(card, headroom=300) for card in cards(1000)])
+    assert place(ledger, gpu_mem=800).refusals == {"n1": Refusal.CARD_TOO_SMALL}
+    ledger.set_cards("n1", [replace(card, headroom=100) for card in cards(1000)])
+    assert place(ledger, gpu_mem=800).node == "n1"
+
+
 def test_headroom_is_kept_back():
     ledger = Ledger(kept_back=100)
     ledger.set_cards("n1", cards(1000))

@@ -1,5 +1,7 @@
 """The effect of quotas on placement: they select cards, refuse pods, and count the used amounts."""
 
+from dataclasses import replace
+
 import pytest
 
 from cardwise.core.api import request
@@ -77,9 +79,10 @@ def test_a_whole_card_that_is_larger_than_what_is_left_is_refused_for_the_quota(
 
 
 @pytest.mark.parametrize(("remaining", "fits"), [(900, True), (899, False)])
-def test_a_whole_card_is_charged_without_what_is_kept_back_of_it(remaining, fits):
-    ledger = Ledger(kept_back=100)
-    ledger.set_cards("n1", cards(1000))
+@pytest.mark.parametrize(("kept_back", "headroom"), [(100, 0), (100, 300), (None, 100)])
+def test_a_whole_card_is_charged_without_what_is_kept_back_of_it(remaining, fits, kept_back, headroom):
+    ledger = Ledger(kept_back=kept_back)
+    ledger.set_cards("n1", [replace(card, headroom=headroom) for card in cards(1000)])
     placed = placement.place(
         ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", quota(ledger, QuotaEntry(memory=remaining))
     )

@@ -43,6 +43,7 @@ def test_the_cluster_learns_of_the_cards(rig):
         "uuid": card_uuid(1),
         "model": "Tesla-P100",
         "memoryMiB": P100,
+        "headroomMiB": 128,
         "properties": {},
     }
     advisory = {

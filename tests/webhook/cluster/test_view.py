@@ -105,6 +105,17 @@ def test_headroom_is_subtracted_from_card_sizes(world):
         view.stop()
 
 
+def test_auto_headroom_is_that_of_each_card(world):
+    view = ClusterView(world.api.client(clock=world.clock), world.clock, kept_back=None)
+    larger, smaller = card(0), card(1)
+    larger["spec"]["headroomMiB"], smaller["spec"]["headroomMiB"] = 616, 99_999
+    world.put_objects(paths.extendedresources(), larger, smaller)
+    view.start()
+    world.follows()
+    assert view.cards() == CardSizes(MiB(11441 - 616), 2, MiB(0), (MiB(11441 - 616), MiB(0)))
+    view.stop()
+
+
 def test_devices_are_counted_only_by_class(world):
     cards = [
         card(0),
