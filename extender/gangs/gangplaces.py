@@ -326,6 +326,10 @@ class GangPlaces:
             for row in self._nominator.later_nominations(task.gang.priority, created)
             if row.pod.uid in gang_plan.overtaken
         ]
+        if len(overtaken) < len(gang_plan.overtaken):
+            # kube-scheduler has called filter for a nominated pod since the plan, and now owns the reservation. No
+            # check below would see that, because neither cards nor load of the node have changed.
+            return _Outcome.CONFLICT
         uids = [member.uid for member in task.members]
         places = [
             PodPlace(

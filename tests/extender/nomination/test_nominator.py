@@ -4,6 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from extender.cache.reservations import Assumed, Phase
+from extender.gangs.gangplanner import GangPlanner
 from extender.nomination import nominator
 from extender.nomination.nominator import NominationOutcome, NominationSettings
 from extender.queue import schedulingqueue
@@ -408,6 +409,35 @@ def test_a_gang_that_comes_before_gets_what_is_held_by_later_ones(priority, gets
     world.show_pod(gangcluster.member("m", minimum=1, gated=False, created=60, priority=priority, gpu_mem=P100))
     assert world.filter("m", "n1") == gets
     assert world.outcomes == ([NominationOutcome.OVERTAKEN] if gets else [])
+
+
+def _begin_filter(world: World) -> None:
+    """The first step of a filter call. The later ones change the generation of the node."""
+    with world.state._lock:
+        world.state.nominator.on_filter("uid-later", ["n1"])
+
+
+@pytest.mark.parametrize("call_filter", [lambda world: world.filter("later", "n1"), _begin_filter])
+@pytest.mark.parametrize("one_node", ["true", "false"])
+def test_a_gang_does_not_get_the_card_of_a_later_pod_for_which_filter_was_called_before_the_commit(
+    monkeypatch, one_node, call_filter
+):
+    world = World("n1")
+    world.create("later", P100, created="2026-11-21T10:00:30Z")["metadata"]["annotations"] = {names.ONE_NODE: one_node}
+    assert world.nominate_all() == {"later": "n1"}
+    world.show_pod(gangcluster.member("m", minimum=1, gated=False, created=60, priority=1000, gpu_mem=P100))
+    plan = GangPlanner.plan
+
+    def plan_then_filter(planner, *args, **kwargs):
+        planned = plan(planner, *args, **kwargs)
+        call_filter(world)
+        return planned
+
+    monkeypatch.setattr(GangPlanner, "plan", plan_then_filter)
+    assert world.filter("m", "n1") == []
+    assert world.reserved() == {"later": "n1"}
+    assert free(world.state, "n1") == [0]
+    assert world.outcomes == [NominationOutcome.HIT]
 
 
 @pytest.mark.parametrize(
