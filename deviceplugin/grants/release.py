@@ -13,7 +13,8 @@ but whose containers run, are published as `reported`.
 
 A pod that is bound here again with other cards has two bindings on this node: its grants belong to the former binding
 until the containers of that binding have ended. Until then the pod holds for each card the larger amount of the two
-bindings. If the grants have more of a card than the assignment, the amount of the grants is published as `reported`.
+bindings. If the grants hold more of a card than the assignment, `reported` is the
+amount of the grants.
 The pod's grants are dropped once the runtime has neither a sandbox nor a container of the pod, or when its next
 container starts and no container with a share runs.
 """

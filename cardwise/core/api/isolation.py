@@ -56,7 +56,7 @@ class Isolation(StrEnum):
 
     NONE: the pod must run without MPS.
     ADVISORY: the best that the card offers.
-    MPS: at least MPS. The driver's limit is more, so it meets this demand too.
+    MPS: at least MPS. The driver's limit is stricter, so it meets this demand too.
     KERNEL: the driver's limit. MPS is used as well where the card has it.
     """
 

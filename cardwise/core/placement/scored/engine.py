@@ -420,7 +420,7 @@ class Engine:
 
 
 def _keep_only_slots(points: Floats, slots: Ints) -> Floats:
-    """A copy of `points` in which all other slots have no score."""
+    """A copy of `points` with the scores of these slots only; the other slots have no score."""
     only = np.full(len(points), NO_POINTS)
     only[slots] = points[slots]
     return only
