@@ -46,6 +46,7 @@ def gpus() -> Iterator[NvmlGpus]:
             pytest.skip(f"{CONTROL_PROGRAM} is not in PATH")
         card = nvml.cards()[0]
         _MEASURED.append(("card and driver", f"{card.model}, {card.memory} MiB, {card.properties.get('driver')}"))
+        _MEASURED.append(("reserved by the driver, as NVML says", f"{card.reserved} MiB"))
         yield nvml
     finally:
         nvml.close()
