@@ -133,16 +133,31 @@ class ClusterView:
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
         """Whether the plan can still be bound.
 
-        Its cards and devices must be valid (`_are_cards_valid`), and no quota may be exceeded.
+        Its cards and devices must be valid (`are_planned_cards_valid`), and no quota may be exceeded.
         """
+        return self.are_planned_cards_valid(holding, request) and self.first_beyond_quotas([holding]) is None
+
+    def are_planned_cards_valid(self, holding: Holding, request: PodRequest) -> bool:
+        """Whether the cards and devices of the plan can still be used for the request (`_are_cards_valid`)."""
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
             return False  # the plan was not counted, so other pods may have got the capacity
-        if not _are_cards_valid(state, holding.assignment, request):
-            return False
-        if not self.limits.has_quota(holding.namespace):
-            return True
-        return not placement.entries_exceeded_by_holding(self.ledger, holding, self.headroom(holding.namespace))
+        return _are_cards_valid(state, holding.assignment, request)
+
+    def first_beyond_quotas(self, holdings: Sequence[Holding]) -> Holding | None:
+        """A holding that uses some of an amount that exceeds a quota: the first one that the first exceeded entry
+        counts. None if there is none.
+
+        holdings: of pods of one namespace. The ledger counts them.
+        """
+        headroom = self.headroom(holdings[0].namespace) if holdings else []
+        exceeded = placement.entries_exceeded_by_holdings(self.ledger, holdings, headroom)
+        if not exceeded:
+            return None
+        first = [entry_headroom for entry_headroom in headroom if entry_headroom.entry is exceeded[0]]
+        return next(
+            holding for holding in holdings if placement.entries_exceeded_by_holdings(self.ledger, [holding], first)
+        )
 
     def has_cards_for(self, places: Sequence[PodPlace]) -> bool:
         """Whether all these pods fit on the cards and devices of their places, in addition to all present pods.

@@ -22,6 +22,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangplan import Pace, Planned, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
+from cardwise.core.placement.holding import Holding
 from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView, PodPlace
 from extender.cache.commit import Commit, PodPlan
@@ -417,15 +418,19 @@ class GangPlaces:
         return GangPlanner(snapshot, nominated, policy=self._policy)
 
     def invalid_part(self, gang: Gang) -> str | None:
-        """A text for people about the first part of the plan that is no longer valid; None if the plan is valid."""
+        """A text for people about a part of the plan that is no longer valid; None if the plan is valid."""
+        holdings: list[Holding] = []
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
             is_valid = self._loads.free_load(node) is not None
             if is_valid and member.request is not None:
-                is_valid = holding is not None and self._cache.is_plan_valid(holding, member.request)
+                is_valid = holding is not None and self._cache.are_planned_cards_valid(holding, member.request)
             if not is_valid:
-                return f"the GPUs planned for {member.name} on node {node} are no longer available"
-        return None
+                return _unavailable_text(member, node)
+            if holding is not None and member.request is not None:
+                holdings.append(holding)
+        excess = self._cache.first_beyond_quotas(holdings)
+        return _unavailable_text(gang.members[excess.uid], excess.node) if excess is not None else None
 
     def _record_of(self, gang: Gang) -> "_GangRecord":
         return self._known.get(gang.key, _EMPTY_RECORD)
@@ -468,6 +473,10 @@ class _GangRecord:
 
 
 _EMPTY_RECORD: Final = _GangRecord()
+
+
+def _unavailable_text(member: Member, node: str) -> str:
+    return f"the GPUs planned for {member.name} on node {node} are no longer available"
 
 
 def _needs(members: Iterable[Member]) -> list[tuple[str, str, PodRequest | None, Load]]:

@@ -39,9 +39,11 @@ from cardwise.clock import Clock
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mpsprofile import COMMON_CLIENT
+from cardwise.core.api.quotas import Charge
 from cardwise.core.gangs.gangplan import Pace, Planned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
+from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from extender.cache.cache import Cache
@@ -133,7 +135,7 @@ class GangReservation:
             with self._lock:
                 if _is_among(gang, find_due()):
                     now = self._clock.now()
-                    before = self._selections.get(gang.key, _Selection(now, gang.changes, {}, None))
+                    before = self._selections.get(gang.key, _Selection(now, gang.changes, _Charges({}), None))
                     self._selections[gang.key] = before._replace(at=now)
         with self._lock:
             self._end_used_up(self._clock.now())
@@ -146,7 +148,7 @@ class GangReservation:
             snapshot = self._cache.snapshot()
             ledger = snapshot.ledger.snapshot()  # the search changes the snapshot
             before = self._selections.get(gang.key)
-            reserved = before.holdings if before is not None and self._gang is gang else {}
+            reserved = before.charges.holdings if before is not None and self._gang is gang else {}
         missing = _missing_by_card(ledger, reserved.values())
         with self._lock:
             if not _is_among(gang, find_due()):
@@ -165,11 +167,12 @@ class GangReservation:
         holdings = dict[str, Holding]()
         if isinstance(cards_found.outcome, Planned):
             holdings = _holdings_to_reserve_by_member(snapshot, gang.namespace, gang_now.members, cards_found.outcome)
-        missing = _missing_by_card(ledger, holdings.values())
+        missing, charges = _missing_by_card(ledger, holdings.values()), _Charges(holdings)
+        charges.sum_by_kind(ledger, holdings)
         with self._lock:
             self._cache.sync_cards()
             if _is_among(gang, find_due()) and self._cache.leader_changes == snapshot.leader_changes:
-                selection = _Selection(self._clock.now(), changes, holdings, cards_found.problem)
+                selection = _Selection(self._clock.now(), changes, charges, cards_found.problem)
                 self._set_selection(gang, selection, missing)
 
     def _next_to_search(self, due: Sequence[Gang], now: float) -> Gang | None:
@@ -186,7 +189,7 @@ class GangReservation:
             searched_at = selection.at if selection is not None else _NEVER
             if now - searched_at >= _SEARCH_INTERVAL_SECONDS:
                 gangs_to_search.append((searched_at, gang))
-            if selection is not None and self._valid_holdings(gang, selection.holdings):
+            if selection is not None and self._valid_holdings(gang, selection.charges):
                 break
         return min(gangs_to_search, key=lambda entry: entry[0])[1] if gangs_to_search else None
 
@@ -250,7 +253,7 @@ class GangReservation:
         """The first gang for which cards are to be reserved, and the holdings to reserve."""
         for gang in self._gangs_in_order(due):
             selection = self._selections.get(gang.key)
-            reserved = self._valid_holdings(gang, selection.holdings) if selection is not None else []
+            reserved = self._valid_holdings(gang, selection.charges) if selection is not None else []
             if reserved:
                 return gang, reserved
         return None, []
@@ -271,25 +274,13 @@ class GangReservation:
                 keys.append(((rank[0], place, self._ended_at.get(namespace, _NEVER), rank[2], gang.key), gang))
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
-    def _valid_holdings(self, gang: Gang, holdings: Mapping[str, Holding]) -> list[Holding]:
+    def _valid_holdings(self, gang: Gang, charges: "_Charges") -> list[Holding]:
         """The holdings of members that still wait; none if they exceed the remaining quotas of the namespace."""
-        reserved = [holdings[member.uid] for member in gang.members_to_plan() if member.uid in holdings]
-        headroom = self._cache.headroom(gang.namespace) if reserved else []
-        if not headroom:
-            return reserved
-        ledger, covered = self._cache.ledger, self._cache.ledger.kinds.is_covered
-        charges = [
-            (ledger.kind_of_share(holding.node, use), quotas.charge(use))
-            for holding in reserved
-            for use in holding.assignment.card_uses()
-        ]
-        fits = all(
-            headroom_left.has_room_for(
-                quotas.total(charge for kind, charge in charges if covered(kind, headroom_left.entry))
-            )
-            for headroom_left in headroom
-        )
-        return reserved if fits else []
+        uids = [member.uid for member in gang.members_to_plan() if member.uid in charges.holdings]
+        ledger, headroom = self._cache.ledger, self._cache.headroom(gang.namespace) if uids else []
+        if headroom and placement.entries_exceeded_by(ledger.kinds, charges.sum_by_kind(ledger, uids), headroom):
+            return []
+        return [charges.holdings[uid] for uid in uids]
 
 
 def _is_among(gang: Gang, gangs: Iterable[Gang]) -> bool:
@@ -372,14 +363,49 @@ class _Selection(NamedTuple):
 
     at: when the search ended.
     changes: the value of `Gang.changes` when the search began.
-    holdings: the holdings to reserve, by member.
+    charges: the holdings to reserve, and their charges to quotas.
     problem: why the gang could not run even if all pods with GPUs ended; None if it could.
     """
 
     at: float
     changes: int
-    holdings: Mapping[str, Holding]
+    charges: "_Charges"
     problem: str | None
+
+
+class _Charges:
+    """The holdings to reserve for a gang, and their charges to quotas.
+
+    Each step of the controller compares the charges with the quotas, under the lock. To sum the charges of 500 members
+    with 8 cards each takes 5 ms, so the sums are stored.
+
+    holdings: by member.
+    """
+
+    def __init__(self, holdings: Mapping[str, Holding]) -> None:
+        self.holdings = holdings
+        self._by_member: dict[str, dict[int, Charge]] = {}  # by kind of cards
+        self._kind_changes: int | None = None  # the value of `Ledger.kind_changes` at that time
+        self._uids: list[str] = []  # the members in `_total`
+        self._total: dict[int, Charge] = {}
+
+    def sum_by_kind(self, ledger: Ledger, uids: Iterable[str]) -> Mapping[int, Charge]:
+        """The charges of the holdings of these members, by kind of cards. Do not keep the mapping."""
+        uids = list(uids)
+        if self._kind_changes != ledger.kind_changes:
+            self._by_member = {
+                uid: placement.charges_by_kind(ledger, [(holding.node, holding.assignment)])
+                for uid, holding in self.holdings.items()
+            }
+            self._kind_changes, self._uids, self._total = ledger.kind_changes, [], {}
+        if uids != self._uids:
+            charges: dict[int, list[Charge]] = {}
+            for uid in uids:
+                for kind, charge in self._by_member[uid].items():
+                    charges.setdefault(kind, []).append(charge)
+            self._uids = uids
+            self._total = {kind: quotas.total(of_kind) for kind, of_kind in charges.items()}
+        return self._total
 
 
 class _Stalls:

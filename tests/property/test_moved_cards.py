@@ -75,6 +75,21 @@ class MovedCards(RuleBasedStateMachine):
         self.cards = {node: {} for node in NODES}
         self.devices = dict.fromkeys(NODES, ())
         self.models = {}  # of held cards, by the pod's node and UUID: see `model`
+        self.kinds = 0, self.kinds_of_shares()
+
+    def kinds_of_shares(self):
+        named = [CardShare(i, uuid, 1, 0, SIZE) for i, uuid in enumerate(UUIDS)]
+        legacy = [CardShare(i, "", 1, 0, SIZE) for i in range(len(UUIDS))]
+        return {
+            (node, card_of(share)): self.ledger.kind_of_share(node, share) for node in NODES for share in named + legacy
+        }
+
+    @invariant()
+    def a_kind_that_changes_is_counted(self):
+        changes_before, kinds_before = self.kinds
+        self.kinds = self.ledger.kind_changes, self.kinds_of_shares()
+        if self.ledger.kind_changes == changes_before:
+            assert self.kinds[1] == kinds_before
 
     def step_done(self):
         keys = {

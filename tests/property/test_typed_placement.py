@@ -107,6 +107,82 @@ def scenes(draw):
     return ledger, headroom
 
 
+uses = st.tuples(st.integers(0, 5), st.sampled_from([20, 40]), st.booleans())
+planned = st.lists(
+    st.tuples(st.sampled_from([*NODES, "unknown"]), st.lists(uses, min_size=1, max_size=3)), min_size=1, max_size=4
+)
+
+
+def planned_holdings(plan):
+    """Holdings on cards that exist, on cards that no node has reported, and on a node without cards."""
+    return [
+        Holding(
+            f"planned-{uid}",
+            OURS,
+            "p",
+            node,
+            placement.Assignment(
+                {
+                    f"c{k}": (CardShare(i, f"{node}-{i}", mem, 0, 100, whole),)
+                    for k, (i, mem, whole) in enumerate(of_pod)
+                }
+            ),
+        )
+        for uid, (node, of_pod) in enumerate(plan)
+    ]
+
+
+def charge_share_by_share(ledger, holdings, entry):
+    return quotas.total(
+        quotas.Charge(1, share.mem, int(share.whole))
+        for holding in holdings
+        for share in holding.assignment.shares()
+        if ledger.kinds.is_covered(ledger.kind_of_share(holding.node, share), entry)
+    )
+
+
+@given(scenes(), planned)
+@settings(deadline=None, max_examples=examples(200, soak=3000))
+def test_quotas_that_pods_exceed_together_are_those_of_a_count_share_by_share(scene, plan):
+    ledger, headroom = scene
+    holdings = planned_holdings(plan)
+    together = placement.entries_exceeded_together(
+        ledger, [(holding.node, holding.assignment) for holding in holdings], headroom
+    )
+    assert together == [
+        entry_headroom.entry
+        for entry_headroom in headroom
+        if not entry_headroom.has_room_for(charge_share_by_share(ledger, holdings, entry_headroom.entry))
+    ]
+    event(f"exceeded: {len(together)}")
+
+
+@given(scenes(), planned, limits)
+@settings(deadline=None, max_examples=examples(200, soak=3000))
+def test_counted_pods_exceed_the_quotas_that_one_of_them_exceeds_beside_the_others(scene, plan, entries):
+    ledger, _ = scene
+    holdings = planned_holdings(plan)
+    for holding in holdings:
+        ledger.set_holding(holding)
+    headroom = [quotas.headroom(entry, ledger.used(OURS, entry)) for entry in entries]
+
+    def exceeds(holding, entry_headroom):
+        charge = charge_share_by_share(ledger, [holding], entry_headroom.entry)
+        return not entry_headroom.subtract(quotas.NO_CHARGE.subtract(charge)).has_room_for(charge)
+
+    exceeded = placement.entries_exceeded_by_holdings(ledger, holdings, headroom)
+    assert exceeded == [
+        entry_headroom.entry
+        for entry_headroom in headroom
+        if any(exceeds(holding, entry_headroom) for holding in holdings)
+    ]
+    for holding in holdings:
+        assert placement.entries_exceeded_by_holdings(ledger, [holding], headroom) == [
+            entry_headroom.entry for entry_headroom in headroom if exceeds(holding, entry_headroom)
+        ]
+    event(f"exceeded: {len(exceeded)}")
+
+
 def may_have(node, i, card_request, resource_class):
     """Whether the card alone would do, but for quotas."""
     card = node.cards[i]

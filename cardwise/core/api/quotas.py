@@ -107,6 +107,15 @@ class Headroom:
             and (self.cards is None or not charge.cards or charge.cards <= self.cards)
         )
 
+    def exceeded_part(self) -> "Headroom | None":
+        """The headroom of the amounts that are in use beyond their limits; None if there are no such amounts."""
+        shares, memory, cards = (
+            amount if amount is not None and amount < 0 else None for amount in (self.shares, self.memory, self.cards)
+        )
+        if shares is memory is cards is None:
+            return None
+        return Headroom(entry=self.entry, shares=shares, memory=memory, cards=cards)
+
     def subtract(self, charge: Charge) -> "Headroom":
         """The headroom after the charge."""
         return Headroom(

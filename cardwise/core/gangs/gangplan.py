@@ -638,11 +638,8 @@ def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Map
 
     charges: by kind of cards.
     """
-    is_covered = ledger.kinds.is_covered
     return [
-        entry_headroom.subtract(
-            quotas.total(charge for kind, charge in charges.items() if is_covered(kind, entry_headroom.entry))
-        )
+        entry_headroom.subtract(ledger.kinds.covered_charge(charges, entry_headroom.entry))
         for entry_headroom in headroom
     ]
 

@@ -5,11 +5,12 @@ as a card is of this kind, even a removed card on which a pod still holds a shar
 exists is never used again.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
+from cardwise.core.api import quotas
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import QuotaEntry
+from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.values.quantity import MiB
 
 UNKNOWN_KIND: Final = -1  # in place of the kind of a card that no node has reported
@@ -108,6 +109,13 @@ class CardKinds:
             return True
         kind = self._kinds[number]
         return entry.covers(kind.classes, kind.model)
+
+    def covered_charge(self, charges: Mapping[int, Charge], entry: QuotaEntry) -> Charge:
+        """The total of the charges that the entry of a quota counts.
+
+        charges: by kind.
+        """
+        return quotas.total(charge for kind, charge in charges.items() if self.is_covered(kind, entry))
 
     def covered_kinds(self, entry: QuotaEntry) -> frozenset[int]:
         """The kinds of cards that the entry of a quota counts."""

@@ -71,6 +71,7 @@ class Ledger:
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace and kind; mappings are replaced, never changed
         self._cards, self._devices = NodesByUuid(), NodesByUuid()
         self._generation = 0  # counts changes of nodes; each node records the count at its last change
+        self.kind_changes = 0  # counts changes of results of `kind_of_share`
         self._shared_until = -1  # nodes of this and earlier generations may be shared with a snapshot
 
     def snapshot(self) -> "Ledger":
@@ -83,6 +84,7 @@ class Ledger:
         duplicate.kinds, duplicate._index, duplicate.managed = self.kinds.copy(), None, self.managed.copy()
         duplicate._nodes, duplicate._usage, duplicate._holdings = self._nodes.copy(), self._usage.copy(), self._holdings
         duplicate._cards, duplicate._devices = self._cards.copy(), self._devices.copy()
+        duplicate.kind_changes = self.kind_changes
         duplicate._generation = duplicate._shared_until = self._shared_until = self._generation
         return duplicate
 
@@ -196,8 +198,7 @@ class Ledger:
 
     def used(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
         """The amounts that the namespace holds on the cards that a quota entry covers."""
-        of_kinds = self.usage(namespace).items()
-        return quotas.total(charge for kind, charge in of_kinds if self.kinds.is_covered(kind, entry))
+        return self.kinds.covered_charge(self.usage(namespace), entry)
 
     def __len__(self) -> int:
         return len(self._holdings)
@@ -219,9 +220,11 @@ class Ledger:
         state = self._own(node)
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
         self._cards.set_uuids(node, uuids_before, uuids_now)
+        kinds_before = state.kinds_by_card()
         state.reset(
             self.kinds, cards, [use for holding in state.holdings.values() for use in holding.assignment.card_uses()]
         )
+        self.kind_changes += state.kinds_by_card() != kinds_before
         for holding in recounted:
             self._count(holding, 1)
         self._forget_if_empty(state)
@@ -377,6 +380,7 @@ class Ledger:
             kind = former_kinds.get((holding.node, card_of(use)))
             if kind is not None:
                 state.record_kind_of(self.kinds, use, kind)
+                self.kind_changes += 1
         self._count(holding, 1)
         self._count_devices(holding, 1)
 
@@ -401,6 +405,7 @@ class Ledger:
             cards.difference_update(card_of(use) for use in holding_there.assignment.card_uses())
         for card in cards:
             state.forget(self.kinds, card)
+            self.kind_changes += 1
         return kinds
 
     def _count(self, holding: Holding, sign: int) -> None:

@@ -130,6 +130,15 @@ class NodeState:
         i = self.position(share)
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
 
+    def kinds_by_card(self) -> dict[tuple[str | int, ...], int]:
+        """The kinds of all cards for which `kind_of_share` knows the kind: present cards by index and UUID, and former
+        cards by `card_of`.
+        """
+        present: dict[tuple[str | int, ...], int] = {
+            (card.index, card.uuid): kind for card, kind in zip(self.cards, self.kinds, strict=True)
+        }
+        return present | {(card,): kind for card, kind in self.former_kinds.items()}
+
     def count_use(self, use: CardUse, sign: int, client: MpsClient | None = None) -> int:
         """Add (sign 1) or remove (sign -1) a pod's shares of one card.
 

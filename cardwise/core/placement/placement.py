@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.core.api import policies, quotas
-from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.assignment import Assignment, CardShare, CardUse
 from cardwise.core.api.cards import card_code
 from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.policies import CardOrder
-from cardwise.core.api.quotas import NO_CHARGE, Headroom
+from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
 from cardwise.core.placement.cardindex import USED_TAINT, CardIndex, IndexEntry
 from cardwise.core.placement.devices import GrantedDevices, WantedDevices
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.kinds import ANY_CARD, CardKinds
+from cardwise.core.placement.kinds import ANY_CARD, UNKNOWN_KIND, CardKinds
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.mpstaints import CLOSABLE
 from cardwise.core.placement.nodestate import NodeState
@@ -90,22 +90,51 @@ def place_on(
     return Scorer(kinds, request, policy, headroom).place_on(node)
 
 
-def entries_exceeded_by_holding(
-    ledger: Ledger, holding: Holding, headroom: Sequence[Headroom]
-) -> list[quotas.QuotaEntry]:
-    """The quota entries that are exceeded in an amount of which the holding uses some.
+def charges_by_kind(ledger: Ledger, node_assignments: Iterable[tuple[str, Assignment]]) -> dict[int, Charge]:
+    """The charges of the placements to quotas, by kind of cards (`Ledger.kind_of_share`).
 
-    headroom: what the namespace's quotas still allow now, while the ledger counts the holding.
+    A gang has thousands of shares, but its cards have few kinds. So each entry of a quota reads this sum, not the
+    shares.
+
+    node_assignments: the node and the assignment of each pod.
     """
-    charges = [(ledger.kind_of_share(holding.node, use), quotas.charge(use)) for use in holding.assignment.card_uses()]
-    exceeded = []
-    for entry_headroom in headroom:
-        covered = (charge for kind, charge in charges if ledger.kinds.is_covered(kind, entry_headroom.entry))
-        charge = quotas.total(covered)
-        without_holding = entry_headroom.subtract(NO_CHARGE.subtract(charge))
-        if not without_holding.has_room_for(charge):
-            exceeded.append(entry_headroom.entry)
-    return exceeded
+    uses_by_kind: dict[int, list[CardUse]] = {}
+    for node, assignment in node_assignments:
+        state = ledger.node(node)
+        for use in assignment.card_uses():
+            kind = state.kind_of_share(use) if state is not None else UNKNOWN_KIND
+            uses_by_kind.setdefault(kind, []).append(use)
+    return {kind: quotas.total(map(quotas.charge, uses)) for kind, uses in uses_by_kind.items()}
+
+
+def entries_exceeded_by(
+    kinds: CardKinds, charges: Mapping[int, Charge], headroom: Iterable[Headroom]
+) -> list[quotas.QuotaEntry]:
+    """The quota entries that further charges would exceed.
+
+    kinds: the kinds of the ledger's cards.
+    charges: by kind, as `charges_by_kind` returns them.
+    """
+    return [
+        entry_headroom.entry
+        for entry_headroom in headroom
+        if not entry_headroom.has_room_for(kinds.covered_charge(charges, entry_headroom.entry))
+    ]
+
+
+def entries_exceeded_by_holdings(
+    ledger: Ledger, holdings: Iterable[Holding], headroom: Sequence[Headroom]
+) -> list[quotas.QuotaEntry]:
+    """The quota entries that are exceeded in an amount of which the holdings use some.
+
+    holdings: of pods of one namespace.
+    headroom: what the namespace's quotas still allow now, while the ledger counts the holdings.
+    """
+    exceeded = [part for entry_headroom in headroom if (part := entry_headroom.exceeded_part()) is not None]
+    if not exceeded:
+        return []
+    charges = charges_by_kind(ledger, ((holding.node, holding.assignment) for holding in holdings))
+    return entries_exceeded_by(ledger.kinds, charges, exceeded)
 
 
 def entries_exceeded_together(
@@ -115,18 +144,7 @@ def entries_exceeded_together(
 
     node_assignments: the node and the assignment of each pod.
     """
-    charges = [
-        (ledger.kind_of_share(node, use), quotas.charge(use))
-        for node, assignment in node_assignments
-        for use in assignment.card_uses()
-    ]
-    return [
-        entry_headroom.entry
-        for entry_headroom in headroom
-        if not entry_headroom.has_room_for(
-            quotas.total(charge for kind, charge in charges if ledger.kinds.is_covered(kind, entry_headroom.entry))
-        )
-    ]
+    return entries_exceeded_by(ledger.kinds, charges_by_kind(ledger, node_assignments), headroom)
 
 
 # The reasons that are found for thousands of nodes in a few ms.

@@ -318,8 +318,8 @@ def test_a_counted_holding_exceeds_a_quota_if_it_would_exceed_what_is_left_witho
     ledger.set_holding(holding("u", 100, 0))
     ledger.set_holding(holding("other", 50, 0))
     planned = ledger.holding("u")
-    counted = placement.entries_exceeded_by_holding(
-        ledger, planned, [quotas.headroom(entry, ledger.used("default", entry))]
+    counted = placement.entries_exceeded_by_holdings(
+        ledger, [planned], [quotas.headroom(entry, ledger.used("default", entry))]
     )
     ledger.release("u")
     headroom = [quotas.headroom(entry, ledger.used("default", entry))]

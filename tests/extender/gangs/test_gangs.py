@@ -6,6 +6,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from cardwise.core.values.refusals import Refusal
+from extender.cache.clusterview import ClusterView
 from extender.records.nodeinfo import PlacedPod
 from tests.build import P100, extended_resource
 from tests.extender.gangcluster import NodeSpec, World, member, single
@@ -543,6 +544,58 @@ def test_a_quota_counts_for_the_whole_gang():
     world.state.set_quota(*as_quota({"shares": 3}))
     for name in ("g0", "g1", "g2"):
         assert world.schedule(name) == ""
+    world.settle()
+    assert len(world.bound()) == 3
+
+
+@pytest.mark.parametrize(
+    ("hard", "binds"),
+    [
+        ([{"shares": 3}], True),
+        ([{"shares": 2}], False),
+        ([{"memoryMiB": 3 * P100 - 1}], False),
+        ([{"shares": 9}, {"model": "P100", "memoryMiB": P100}], False),
+        ([{"shares": 9}, {"model": "V100", "memoryMiB": 0}], True),
+    ],
+)
+def test_a_quota_that_became_smaller_before_the_last_came_ends_the_plan_if_the_gang_exceeds_it(hard, binds):
+    world = World({"n1": 3})
+    trio(world)
+    world.schedule("g0")
+    world.schedule("g1")
+    world.state.set_quota(*as_quota(*hard))
+    world.schedule("g2")
+    world.settle()
+    assert len(world.bound()) == (3 if binds else 0)
+    assert binds or "are no longer available" in world.errors[0][1]
+
+
+def test_an_exceeded_quota_of_amounts_that_the_gang_does_not_use_does_not_end_its_plan():
+    """The namespace holds a whole GPU more than its quota allows now; the gang requests shares."""
+    world = World({"n1": 4})
+    world.create(single("x", gpu_count=1))
+    world.run(1)
+    trio(world)
+    world.schedule("g0")
+    world.schedule("g1")
+    world.state.set_quota(*as_quota({"gpus": 0}))
+    world.schedule("g2")
+    world.settle()
+    assert {"g0", "g1", "g2"} <= set(world.bound())
+
+
+def test_the_last_member_of_a_gang_reads_the_quotas_once_and_not_once_per_member(monkeypatch):
+    world, reads = World({"n1": 3}), []
+    world.state.set_quota(*as_quota({"shares": 3}, {"model": "P100", "shares": 3}))
+    trio(world)
+    headroom = ClusterView.headroom
+    world.schedule("g0")
+    world.schedule("g1")
+    monkeypatch.setattr(
+        ClusterView, "headroom", lambda view, namespace: reads.append(namespace) or headroom(view, namespace)
+    )
+    world.schedule("g2")
+    assert len(reads) == 1
     world.settle()
     assert len(world.bound()) == 3
 

@@ -3,6 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
+from cardwise.core.placement import placement
 from cardwise.core.values.refusals import Refusal
 from extender.gangs import cardsearch, reservation
 from extender.gangs.cardsearch import GangWithOffers
@@ -793,3 +794,26 @@ def test_what_the_reserved_cards_lack_is_not_computed_under_the_lock(monkeypatch
     world.run(3)
     assert held
     assert not any(held)
+
+
+def test_charges_of_the_reserved_cards_are_not_summed_under_the_lock(monkeypatch):
+    """A step compares the sums with each entry of a quota. They are summed again only after a card's kind changed."""
+    world, held = World({"n1": 2}), []
+    charges_by_kind = placement.charges_by_kind
+
+    def record(ledger, node_assignments):
+        held.append(world.state._lock._lock.locked())
+        return charges_by_kind(ledger, node_assignments)
+
+    monkeypatch.setattr(placement, "charges_by_kind", record)
+    world.state.set_quota(*as_quota({"memoryMiB": 3 * P100}, {"shares": 5, "model": "P100"}))
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    world.run(5)
+    assert held
+    assert not any(held)
+    summed = len(held)
+    world.state.set_card(*as_card(extended_resource(1, model="V100")))
+    world.run(3)
+    assert len(held) == summed + 2, "once for each member"
