@@ -294,51 +294,17 @@ def _are_cards_valid(node: NodeState, assignment: Assignment, request: PodReques
         if use.core and node.free_core[position] < 0:
             return False
         positions[card_of(use)] = position
-    return all(
-        (not demand.resource_class or demand.resource_class in node.cards[positions[demand.card]].classes)
-        and node.mps.admits(
-            positions[demand.card],
-            untolerated_by(
-                request.isolation,
-                several_cards=demand.several_cards,
-                whole=demand.whole,
-                whole_only=request.has_whole_cards_only,
-            ),
-            request.mps_client.user,
-        )
-        for demand in _card_demands(assignment, request)
-    )
-
-
-class _CardDemand(NamedTuple):
-    """A container's demand on one of its cards.
-
-    card: as `card_of` returns it.
-    resource_class: "" for any card.
-    several_cards: whether the container has several cards.
-    whole: whether the container has the whole card.
-    """
-
-    card: str | int
-    resource_class: str
-    several_cards: bool
-    whole: bool
-
-
-def _card_demands(assignment: Assignment, request: PodRequest) -> set[_CardDemand]:
-    """The different demands of the pod's containers on their cards."""
-    uses, classes = assignment.card_uses(), {container.resource_class for container in request.containers}
-    if (
-        len(classes) == 1
-        and sum(use.shares for use in uses) == len(assignment.containers)
-        and all(use.whole in (0, use.shares) for use in uses)
-    ):
-        # Most pods: equal demands of hundreds of containers need not be compared one by one.
-        (resource_class,) = classes
-        return {_CardDemand(card_of(use), resource_class, several_cards=False, whole=bool(use.whole)) for use in uses}
-    class_by_key = {container.key: container.resource_class for container in request.containers}
-    return {
-        _CardDemand(card_of(share), class_by_key.get(key, ""), several_cards=len(shares) > 1, whole=share.whole)
-        for key, shares in assignment.containers.items()
-        for share in shares
-    }
+    isolation, user, whole_only = request.isolation, request.mps_client.user, request.has_whole_cards_only
+    untolerated: dict[tuple[bool, bool], int] = {}
+    for demand in assignment.card_demands(request.containers):
+        position = positions[demand.card]
+        if demand.resource_class and demand.resource_class not in node.cards[position].classes:
+            return False
+        several, whole = demand.several_cards, demand.whole
+        if (several, whole) not in untolerated:
+            untolerated[several, whole] = untolerated_by(
+                isolation, several_cards=several, whole=whole, whole_only=whole_only
+            )
+        if not node.mps.admits(position, untolerated[several, whole], user):
+            return False
+    return True

@@ -28,6 +28,7 @@ from extender.cache.clusterview import ClusterView, PodPlace
 from extender.cache.commit import Commit, PodPlan
 from extender.cache.nominated import NominatedPods
 from extender.cache.pacing import LOCKED_SECONDS, PlanningStopped, limit_work, pause_seconds
+from extender.cache.pacing import Pace as ThreadPace
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import no_place_text
@@ -246,6 +247,8 @@ class GangPlaces:
                     self._spare = task.former
                     return _Outcome.REFUSED, task
             gang_plan = self._find_plan(task, pace)
+            if isinstance(gang_plan.outcome, Planned):
+                _prepare_checks(task.members, gang_plan.outcome, ThreadPace(self._clock))
             with self._lock:
                 outcome = self._commit(request, task, gang_plan)
                 closed_nodes |= self._closed_nodes(task, gang_plan)
@@ -516,6 +519,16 @@ def _find_places(planner: GangPlanner, task: _Task, pace: Pace) -> _PlanWithOver
         ]
         with exclude(overtaken):
             return _PlanWithOvertaken(plan(), frozenset(overtaken))
+
+
+def _prepare_checks(members: Iterable[Member], planned: Planned, pace: ThreadPace) -> None:
+    """Compute what the checks of the plan read under the lock. The assignments store it."""
+    for member in members:
+        pace.pause()  # only sleeps: a complete plan is worth its commit, even if the planner's time is over
+        assignment = planned.assignments.get(member.uid)
+        if assignment is not None and member.request is not None:
+            assignment.card_uses()
+            assignment.card_demands(member.request.containers)
 
 
 class _Rows(GangPlan):

@@ -181,7 +181,7 @@ class GangPreemption:
         if gang is None or gang.ran:
             return False
         headroom = self._cache.headroom(gang.namespace)
-        return gangplan.first_beyond_quotas(self._cache.ledger, gang.missing_in_plan(), headroom) is not None
+        return gangplan.exceed_quotas(self._cache.ledger, gang.missing_in_plan(), headroom)
 
     def unplaced_uids(self, uid: str) -> list[str]:
         """The UIDs of all members of the pod's gang that are not placed and have no terminating victims."""

@@ -9,7 +9,9 @@ from cardwise.core.api import names, policies, quotas, request
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import QuotaEntry
-from cardwise.core.placement import placement
+from cardwise.core.gangs import gangplan
+from cardwise.core.gangs.gangs import Member
+from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Scorer, Unplaceable
@@ -181,6 +183,34 @@ def test_counted_pods_exceed_the_quotas_that_one_of_them_exceeds_beside_the_othe
             entry_headroom.entry for entry_headroom in headroom if exceeds(holding, entry_headroom)
         ]
     event(f"exceeded: {len(exceeded)}")
+
+
+@given(scenes(), st.lists(st.tuples(st.none() | asked_by(3), st.integers(1, 3)), max_size=3))
+@settings(deadline=None, max_examples=examples(150, soak=2000))
+def test_the_first_member_beyond_quotas_is_that_of_a_count_member_by_member(scene, gang):
+    ledger, headroom = scene
+    members = [
+        Member(uid=f"u{kind}-{i}", name="", request=pod_request)
+        for kind, (pod_request, count) in enumerate(gang)
+        for i in range(count)
+    ]
+    remaining, expected = headroom, None
+    for member in members:
+        if member.request is None:
+            continue
+        charges = [
+            fitting.min_charge_of_share(member.request, ledger.kinds, entry_headroom.entry)
+            for entry_headroom in remaining
+        ]
+        if not all(
+            entry_headroom.has_room_for(charge) for entry_headroom, charge in zip(remaining, charges, strict=True)
+        ):
+            expected = member
+            break
+        remaining = [entry_headroom.subtract(charge) for entry_headroom, charge in zip(remaining, charges, strict=True)]
+    assert gangplan.first_beyond_quotas(ledger, members, headroom) is expected
+    assert gangplan.exceed_quotas(ledger, members, headroom) is (expected is not None)
+    event("exceeded" if expected is not None else "within quotas")
 
 
 def may_have(node, i, card_request, resource_class):

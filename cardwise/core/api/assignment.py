@@ -6,13 +6,14 @@ installation of gpushare (gpushare-scheduler-extender `pkg/utils/pod.go`).
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from sys import intern
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from cardwise.core.api import names
+from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values import quantity
 from cardwise.core.values.quantity import MAX_MIB, MiB, Percent
 from cardwise.core.values.wording import quote_text
@@ -88,6 +89,21 @@ class CardUse:
         )
 
 
+class CardDemand(NamedTuple):
+    """A container's demand on one of its cards.
+
+    card: the card's UUID; its index if the UUID is "".
+    resource_class: "" for any card.
+    several_cards: whether the container has several cards.
+    whole: whether the container has the whole card.
+    """
+
+    card: str | int
+    resource_class: str
+    several_cards: bool
+    whole: bool
+
+
 # One shared object for all pods without devices, to save memory: a cluster has tens of thousands of assignments.
 _NO_DEVICES: Mapping[str, tuple[DeviceShare, ...]] = MappingProxyType({})
 
@@ -99,6 +115,10 @@ class Assignment:
     containers: Mapping[str, tuple[CardShare, ...]]
     devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
     _card_uses: tuple[CardUse, ...] = field(default=(), init=False, repr=False, compare=False)
+    # The result of `card_demands`, and the container requests for which it was computed.
+    _card_demands: tuple[Sequence[ContainerRequest], Collection[CardDemand]] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     @property
     def is_gpushare(self) -> bool:
@@ -131,6 +151,25 @@ class Assignment:
         if len(shares) > 1:  # tens of thousands of pods have one share; storing a copy of it would only take memory
             object.__setattr__(self, "_card_uses", card_uses)
         return card_uses
+
+    def card_demands(self, container_requests: Sequence[ContainerRequest]) -> Collection[CardDemand]:
+        """The different demands of the pod's containers on their cards. Computed once for the same container requests.
+
+        A gang has up to 500 pods with 48 containers each, and all of them are checked in one hold of the lock.
+
+        container_requests: `PodRequest.containers`; do not change them.
+        """
+        if self._card_demands is not None and self._card_demands[0] is container_requests:
+            return self._card_demands[1]
+        class_by_key = {container.key: container.resource_class for container in container_requests}
+        demands = {
+            CardDemand(share.uuid or share.index, class_by_key.get(key, ""), len(shares) > 1, share.whole)
+            for key, shares in self.containers.items()
+            for share in shares
+        }
+        if len(self.containers) > 1 or len(demands) > 1:  # as for `card_uses`, to save memory
+            object.__setattr__(self, "_card_demands", (container_requests, demands))
+        return demands
 
     def device_shares(self) -> list[DeviceShare]:
         """All devices other than GPUs, container by container."""

@@ -47,6 +47,9 @@ class Charge(NamedTuple):
     def add(self, other: "Charge") -> "Charge":
         return Charge(self.shares + other.shares, self.memory + other.memory, self.cards + other.cards)
 
+    def multiply(self, count: int) -> "Charge":
+        return Charge(self.shares * count, self.memory * count, self.cards * count)
+
     def subtract(self, other: "Charge") -> "Charge":
         return Charge(self.shares - other.shares, self.memory - other.memory, self.cards - other.cards)
 

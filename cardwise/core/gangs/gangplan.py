@@ -136,20 +136,41 @@ def first_beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Seq
     """The first member for which quotas leave too little, whichever cards the members get; None if there is none. No
     node is checked.
     """
-    charges: dict[PodRequest, list[Charge]] = {}  # by request, a lower bound of its charge to each entry
-    for member in members if headroom else ():
+    members = list(members)
+    if not exceed_quotas(ledger, members, headroom):
+        return None
+    charges = _min_charges(ledger, members, headroom)
+    for member in members:
         if member.request is None:
             continue
-        min_charges = charges.get(member.request)
-        if min_charges is None:
-            min_charges = charges[member.request] = [
-                fitting.min_charge_of_share(member.request, ledger.kinds, entry_headroom.entry)
-                for entry_headroom in headroom
-            ]
-        if not all(map(Headroom.has_room_for, headroom, min_charges)):
+        if not all(map(Headroom.has_room_for, headroom, charges[member.request])):
             return member
-        headroom = list(map(Headroom.subtract, headroom, min_charges))
+        headroom = list(map(Headroom.subtract, headroom, charges[member.request]))
     return None
+
+
+def exceed_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> bool:
+    """Whether the members exceed quotas, whichever cards they get: `first_beyond_quotas` finds a member.
+
+    Reads each different request once, and not each member: preemption calls this while it holds the lock.
+    """
+    if not headroom:
+        return False
+    members = list(members)
+    counts = Counter(member.request for member in members)
+    totals = [NO_CHARGE] * len(headroom)
+    for request, charges in _min_charges(ledger, members, headroom).items():
+        totals = [total.add(charge.multiply(counts[request])) for total, charge in zip(totals, charges, strict=True)]
+    return not all(map(Headroom.has_room_for, headroom, totals))
+
+
+def _min_charges(
+    ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]
+) -> dict[PodRequest, list[Charge]]:
+    """By request of the members, a lower bound of its charge to each entry."""
+    entries = [entry_headroom.entry for entry_headroom in headroom]
+    requests = {member.request for member in members} - {None}
+    return {request: fitting.min_charges(request, ledger.kinds, entries) for request in requests if request is not None}
 
 
 def count_card_requests(members: Iterable[Member]) -> int:

@@ -204,11 +204,20 @@ def _min_charge(card_request: CardRequest, kinds: CardKinds, entry: quotas.Quota
 
 def min_charge_of_share(request: PodRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
     """A lower bound of the request's charge to a quota entry, whichever cards the pod gets."""
-    return quotas.total(
-        _min_charge(card_request, kinds, entry)
-        for card_request in card_requests(request)
-        if kinds.is_class_covered(card_request.resource_class, entry)
-    )
+    return min_charges(request, kinds, [entry])[0]
+
+
+def min_charges(request: PodRequest, kinds: CardKinds, entries: Iterable[quotas.QuotaEntry]) -> list[Charge]:
+    """For each entry, a lower bound of the request's charge, as `min_charge_of_share`."""
+    requests = card_requests(request)
+    return [
+        quotas.total(
+            _min_charge(card_request, kinds, entry)
+            for card_request in requests
+            if kinds.is_class_covered(card_request.resource_class, entry)
+        )
+        for entry in entries
+    ]
 
 
 def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:

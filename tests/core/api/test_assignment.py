@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core.api import assignment, names
-from cardwise.core.api.assignment import Assignment, CardShare, CardUse, DeviceShare
+from cardwise.core.api.assignment import Assignment, CardDemand, CardShare, CardUse, DeviceShare
+from cardwise.core.api.request import ContainerRequest
 from tests.build import shares
 
 
@@ -254,3 +255,39 @@ def test_card_uses_sum_the_shares_of_each_card():
 def test_card_uses_of_gpushare_are_by_index():
     first, second = CardShare(0, "", 100, 0, 16276), CardShare(1, "", 50, 0, 16276)
     assert Assignment({"pod": (first, second)}).card_uses() == (CardUse(0, "", 100, 0), CardUse(1, "", 50, 0))
+
+
+_some_shares = st.builds(
+    lambda i, legacy, whole: CardShare(i, "" if legacy else f"GPU-{i}", 10, 0, 100, whole),
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(_some_shares, min_size=1, max_size=3), st.sampled_from(["", "a", "b"])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_demands_on_a_card_are_those_of_each_container_and_computed_once(of_containers):
+    containers = {f"c{k}": tuple(of_container) for k, (of_container, _) in enumerate(of_containers)}
+    requests = [
+        tuple(ContainerRequest(key=f"c{k}", name="", cards=1, resource_class=name) for k, (_, name) in enumerate(of))
+        for of in (of_containers, [(of_container, "other") for of_container, _ in of_containers])
+    ]
+    granted = Assignment(containers)
+    for container_requests in (*requests, *requests, requests[1]):
+        expected = {
+            CardDemand(
+                share.uuid or share.index, requested.resource_class, len(containers[requested.key]) > 1, share.whole
+            )
+            for requested in container_requests
+            for share in containers[requested.key]
+        }
+        demands = granted.card_demands(container_requests)
+        assert demands == expected
+        if len(containers) > 1:
+            assert granted.card_demands(container_requests) is demands

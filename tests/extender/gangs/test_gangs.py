@@ -3,12 +3,13 @@
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.api.assignment import CardDemand
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import MAX_REQUEST_KINDS
 from cardwise.core.values.refusals import Refusal
 from extender.cache.clusterview import ClusterView
 from extender.records.nodeinfo import PlacedPod
-from tests.build import P100, extended_resource
+from tests.build import P100, container, extended_resource
 from tests.extender.gangcluster import NodeSpec, World, member, single
 from tests.extender.states import as_card, as_quota
 
@@ -596,6 +597,31 @@ def test_the_last_member_of_a_gang_reads_the_quotas_once_and_not_once_per_member
     )
     world.schedule("g2")
     assert len(reads) == 1
+    world.settle()
+    assert len(world.bound()) == 3
+
+
+def test_what_the_permit_reads_of_hundreds_of_containers_is_computed_before_the_lock_is_taken(monkeypatch):
+    """48 containers of 500 members each would take 30 ms."""
+    world, under_lock = World({"n1": 4}), []
+    compute = CardDemand.__new__
+
+    def record(*demand):
+        under_lock.append(world.state._lock._lock.locked())
+        return compute(*demand)
+
+    monkeypatch.setattr(CardDemand, "__new__", record)
+    members = [member(f"g{i}", gated=False, created=i, gpu_mem=100) for i in range(3)]
+    for manifest in members:
+        parts = [container("whole", whole_gpu=1, share=1), container("c1", gpu_mem=100, share=1)]
+        for part in parts:
+            part["resources"]["requests"] = {"cpu": "1"}
+        manifest["spec"]["containers"] += parts
+    world.create(*members)
+    for name in ("g0", "g1", "g2"):
+        assert world.schedule(name) == ""
+    assert under_lock
+    assert not any(under_lock)
     world.settle()
     assert len(world.bound()) == 3
 
