@@ -376,14 +376,10 @@ ANOTHER_CARD = (
     ),
     Attack(
         "T22",
-        "another isolation for a pod that runs",
+        "another isolation or `sm-percent` for a pod that runs",
         [
-            patches(
-                "steady",
-                annotated(**{names.ISOLATION: "none"}),
-                By.ANNOTATIONS,
-                f"metadata.annotations[{names.ISOLATION}]",
-            )
+            patches("steady", annotated(**{key: text}), By.ANNOTATIONS, f"metadata.annotations[{key}]")
+            for key, text in ((names.ISOLATION, "none"), (names.SM_PERCENT, "memory"), (names.SM_PERCENT, "x" * 1000))
         ],
     ),
     Attack(
