@@ -27,7 +27,7 @@ lock of `State`, as in `State.queue`.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
@@ -67,6 +67,7 @@ class PodAwaitingPreemption:
     gang: the name of the pod's gang; None without a gang.
     refused: when the pod was last refused for this reason.
     not_before: the earliest time of the next search for victims.
+    equal_pods: by UID, the recorded pods with an equal `key`, also this pod.
     """
 
     claimant: WaitingPod
@@ -75,6 +76,7 @@ class PodAwaitingPreemption:
     gang: str | None
     refused: float
     not_before: float
+    equal_pods: dict[str, "PodAwaitingPreemption"] = field(default_factory=dict)
 
     @property
     def key(self) -> object:
@@ -155,6 +157,9 @@ class SchedulingQueue:
         self._gang_priorities: Counter[int] = Counter()  # by priority in `_awaiting_plan`, the number of pods
         self._preempting: dict[str, PodAwaitingPreemption] = {}  # by UID
         self._shares: dict[_PriorityAndNamespace, dict[str, None]] = {}  # by share, the UIDs in `_preempting`
+        # The rows of `_preempting` by `PodAwaitingPreemption.key`, and then by UID. Comparing the keys of 1,000 pods of
+        # 48 containers would take 17 ms.
+        self._equal_pods: dict[object, dict[str, PodAwaitingPreemption]] = {}
         self._searches = FairQueueing()  # by namespace
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
         self._search_pauses = SearchPauses(clock)
@@ -475,6 +480,8 @@ class SchedulingQueue:
         if len(self._preempting) >= _MAX_PREEMPTING and not self._free_row_for(share):
             return
         self._preempting[uid] = pending
+        pending.equal_pods = self._equal_pods.setdefault(pending.key, pending.equal_pods)
+        pending.equal_pods[uid] = pending
         self._shares.setdefault(share, {})[uid] = None
 
     def stop_awaiting_preemption(self, uid: str) -> None:
@@ -482,9 +489,11 @@ class SchedulingQueue:
         pending = self._preempting.pop(uid, None)
         if pending is not None:
             share = pending.priority, pending.namespace
-            del self._shares[share][uid]
+            del self._shares[share][uid], pending.equal_pods[uid]
             if not self._shares[share]:
                 del self._shares[share]
+            if not pending.equal_pods:
+                del self._equal_pods[pending.key]
 
     def awaits_preemption_on(self, uid: str, nodes: Iterable[str]) -> bool:
         """Whether the pod awaits a preemption on all of these nodes, according to its newest refusal."""
@@ -547,8 +556,8 @@ class SchedulingQueue:
         self._search_pauses.charge_search(pending.namespace, seconds)
         if not in_vain:
             return
-        key, is_full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
-        for equal in [candidate for candidate in self._preempting.values() if candidate.key == key]:
+        is_full, now = len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
+        for equal in list(self._equal_pods.get(pending.key, {}).values()):
             if is_full:
                 self.stop_awaiting_preemption(equal.claimant.uid)  # frees rows for pods that are not recorded yet
             else:
@@ -558,6 +567,7 @@ class SchedulingQueue:
         """Forget all pods that wait for a preemption, because the leader changes."""
         self._preempting.clear()
         self._shares.clear()
+        self._equal_pods.clear()
         self._searches.clear()
 
     # Private helpers.

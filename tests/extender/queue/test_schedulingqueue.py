@@ -2,9 +2,14 @@
 
 import pytest
 
+from cardwise.core.api import request
+from cardwise.core.api.request import PodRequest
 from extender.queue import schedulingqueue
 from extender.queue.schedulingqueue import SchedulingQueue
+from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
+from extender.records.podref import PodRef
+from tests.build import asking
 
 NODES = ("n1", "n2")
 
@@ -174,3 +179,39 @@ def test_members_that_could_evict_pods_are_moved_by_capacity(queue, clock):
     queue.remove_pod("high")
     queue.on_capacity_freed("n1", can_preempt=lambda priority: priority > 5)
     assert queue.next_requeue_node(NODES) is None
+
+
+def await_preemption(queue: SchedulingQueue, name: str, mem: int) -> None:
+    pod_request = request.parse(asking(name, gpu_mem=mem))
+    assert pod_request is not None
+    pod = WaitingPod(PodRef(name, "default", name), pod_request)
+    queue.set_pod(waiting(name, waiting_pod=pod))
+    queue.mark_refused(name)
+    queue.await_preemption(pod, "binpack", NODES, gang=None)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_search_in_vain_delays_equal_pods_without_comparing_their_requests(queue, clock, monkeypatch, is_full):
+    if is_full:
+        monkeypatch.setattr(schedulingqueue, "_MAX_PREEMPTING", 9)
+    for i in range(8):
+        await_preemption(queue, f"equal{i}", 1000)
+    await_preemption(queue, "other", 2000)
+    queue.stop_awaiting_preemption("equal7")
+    if is_full:
+        await_preemption(queue, "equal7", 1000)
+    clock.advance(60.0)
+    pending = queue.next_preemption(lambda uid: uid == "other")
+    compared = []
+
+    def compare(pod_request: PodRequest, other: object) -> bool:
+        compared.append(pod_request)
+        return pod_request.containers == getattr(other, "containers", None)
+
+    monkeypatch.setattr(PodRequest, "__eq__", compare)
+    queue.on_searched(pending, 0.001, in_vain=True)
+    assert len(compared) <= 2, "7 pods are equal"
+    recorded = [f"equal{i}" for i in range(8) if queue.preemption_nodes(f"equal{i}")]
+    assert len(recorded) == (0 if is_full else 7)
+    clock.advance(1.0)
+    assert queue.next_preemption(lambda _: False).claimant.uid == "other"
