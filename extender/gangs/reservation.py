@@ -31,6 +31,7 @@ of the controller runs at most one search, and then plans gangs. So gangs that n
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import nsmallest
 from typing import Final, NamedTuple
 
 import structlog
@@ -264,14 +265,15 @@ class GangReservation:
         Within a namespace the gangs have their usual order. In each turn the namespace whose last reservation ended
         earliest comes first, then the namespace with the oldest gang.
         """
-        places: dict[tuple[int, str], int] = {}
-        keys = []
-        for gang in sorted(due, key=Gang.rank):
-            rank, namespace = gang.rank(), gang.namespace
-            place = places.get((rank[0], namespace), 0)
-            places[rank[0], namespace] = place + 1
-            if namespace not in self._paused_until and place < _MAX_GANGS:
-                keys.append(((rank[0], place, self._ended_at.get(namespace, _NEVER), rank[2], gang.key), gang))
+        shares: dict[tuple[int, str], list[Gang]] = {}  # by priority and namespace
+        for gang in due:
+            if gang.namespace not in self._paused_until:
+                shares.setdefault((gang.rank()[0], gang.namespace), []).append(gang)
+        keys = [
+            ((priority, place, self._ended_at.get(namespace, _NEVER), gang.rank()[2], gang.key), gang)
+            for (priority, namespace), gangs in shares.items()
+            for place, gang in enumerate(_first_gangs(gangs))
+        ]
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
     def _valid_holdings(self, gang: Gang, charges: "_Charges") -> list[Holding]:
@@ -281,6 +283,11 @@ class GangReservation:
         if headroom and placement.entries_exceeded_by(ledger.kinds, charges.sum_by_kind(ledger, uids), headroom):
             return []
         return [charges.holdings[uid] for uid in uids]
+
+
+def _first_gangs(gangs: Sequence[Gang]) -> list[Gang]:
+    """The first `_MAX_GANGS` gangs by rank. One namespace may have thousands of gangs, so they are not all sorted."""
+    return nsmallest(_MAX_GANGS, gangs, key=Gang.rank) if len(gangs) > _MAX_GANGS else sorted(gangs, key=Gang.rank)
 
 
 def _is_among(gang: Gang, gangs: Iterable[Gang]) -> bool:
