@@ -98,7 +98,7 @@ class State:
         settings = gang_settings or gangtypes.GangSettings()
         self._nominated = nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
-        self._node_search = NodeSearch(self._lock, cache, self._placing, clock)
+        self._node_search = NodeSearch(self._lock, cache=cache, placing=self._placing, nominated=nominated, clock=clock)
         self.nominator = Nominator(
             self._lock,
             cache=cache,
@@ -157,7 +157,7 @@ class State:
         self.preemption.find_unknown_cards(None, Pace(self._clock).pause)
         with self._lock:
             self._cache.sync_cards()
-        update_index(self._lock, self._cache, self._clock)
+        update_index(self._lock, self._cache, self._clock, self._ledger.unindexed_count)
 
     def lock_held_seconds(self) -> float:
         """For how many seconds a thread has held the lock; 0 while it is free (`statelock`). Never waits."""

@@ -127,9 +127,7 @@ class Commit:
         return all(
             loads.labels(place.node) == loads_then.labels(place.node)
             for place in self._changed_places
-            if place.request is not None
-            and place.request.policy is not None
-            and policies.find_policy(place.request.policy).rank_nodes is not None
+            if place.request is not None and policies.ranks_nodes(place.request.policy)
         )
 
     def is_within_quotas(self) -> bool:

@@ -17,12 +17,15 @@ from cardwise.core.api import policies
 from cardwise.core.api.request import Load
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.nodestate import NodeState
+from cardwise.core.placement.searching import CheckLimit
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
+from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView
 from extender.cache.nominations import LOWEST_PRIORITY, NOMINATED_PHASE, NominatedPlace
 from extender.cache.reservations import PHASE_NAMES, Phase
+from extender.cache.statelock import StateLock
 from extender.records.pod import WaitingPod
 
 MAX_RESERVED_NODES: Final = (
@@ -30,6 +33,7 @@ MAX_RESERVED_NODES: Final = (
     # lock.
     64
 )
+_CHECKS_PER_SEARCH: Final = 300  # checks of cards that take as long as a search for the unknown cards of one pod
 _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()
 
@@ -103,18 +107,22 @@ class NominatedPods:
         priority: int,
         nodes: Collection[str] | None = None,
         pace: Callable[[], object] = lambda: None,
+        *,
+        limit: CheckLimit | None = None,
     ) -> Iterator[None]:
         """Context manager: inside, the ledger also has the reserved cards that pods of this priority must not use.
 
         excluded: UIDs of nominated pods whose cards are not added.
         nodes: the nodes whose reserved cards are added; None: all nodes. Takes 0.05 ms for each nominated pod.
-        pace: see `reservations_on`.
+        pace, limit: see `reservations_on`. Raises SearchTooLong.
         """
         if not len(self._nominations):
             yield
             return
         with self._cluster.ledger.what_if(
-            added=[nominated.holding for nominated in self.reservations_on(nodes, excluded, priority, pace)]
+            added=[
+                nominated.holding for nominated in self.reservations_on(nodes, excluded, priority, pace, limit=limit)
+            ]
         ):
             yield
 
@@ -124,6 +132,9 @@ class NominatedPods:
         excluded: Collection[str],
         priority: int,
         pace: Callable[[], object] = lambda: None,
+        *,
+        limit: CheckLimit | None = None,
+        known_only: bool = False,
     ) -> list[NominatedReservation]:
         """The reservations on these nodes that pods of this priority must not use.
 
@@ -131,19 +142,21 @@ class NominatedPods:
         excluded: UIDs of nominated pods whose reservations are left out.
         pace: called before each search for unknown cards, which takes 1 ms on a node of 100 pods. If it raises, the
             results so far are kept.
+        limit: limits these searches; None: no limit. Raises SearchTooLong.
+        known_only: whether to leave out reservations whose cards are unknown, instead of searching the cards.
         """
         reserved = []
         for claimant, node, place in list(self._nominations.reserved_places(excluded, priority)):
             if (nodes is not None and node not in nodes) or self._cluster.ledger.holding(claimant.uid) is not None:
                 continue  # the ledger has the pod's holding already
             assignment = place.assignment
-            if assignment is None:
+            if assignment is None and not known_only:
                 pace()
-                searched = self._search_cards(claimant, node, place)
+                searched = self._search_cards(claimant, node, place, limit)
                 self._nominations.set_searched_place(claimant.uid, node, place, searched)
                 assignment = searched.assignment
-                if assignment is None:
-                    continue
+            if assignment is None:
+                continue
             # Without a namespace, so that no quota counts the reservation before the pod is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(
@@ -217,8 +230,15 @@ class NominatedPods:
         allowed = self._budgets.allowed_disruptions(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
-    def _search_cards(self, claimant: WaitingPod, node: str, place: NominatedPlace) -> NominatedPlace:
-        """The place, with the cards that the pod would get on its node; without cards if the pod does not fit there."""
+    def _search_cards(
+        self, claimant: WaitingPod, node: str, place: NominatedPlace, limit: CheckLimit | None = None
+    ) -> NominatedPlace:
+        """The place, with the cards that the pod would get on its node; without cards if the pod does not fit there.
+
+        Returns the place as it is if nothing has changed since it was searched.
+
+        limit: limits the searches; None: no limit. Raises SearchTooLong.
+        """
         state = self._cluster.ledger.node(node)
         reads = (
             state.generation if state is not None else None,
@@ -228,6 +248,8 @@ class NominatedPods:
         )
         if place.searched_on == reads:
             return place
+        if limit is not None:
+            limit.count(_CHECKS_PER_SEARCH)
         policy = policies.card_policy(claimant.request.policy, self._policy)
         victims = self.place_after_termination(claimant, policy, node)
         assignment = victims.assignment if victims is not None else None
@@ -341,6 +363,38 @@ class NominatedPods:
             if holding.uid not in counted_uids
         ]
         return residents
+
+
+def find_unknown_cards(
+    lock: StateLock,
+    cache: Cache,
+    nominated_pods: NominatedPods,
+    nodes: Collection[str] | None,
+    is_over: Callable[[], bool],
+) -> None:
+    """Find the cards of nominated pods for which another extender has answered preempt. Called without the lock.
+
+    nominated_pods: the nominated pods of `cache`.
+    nodes: where the pods are nominated; None: all nodes.
+    is_over: returns whether the search must end.
+
+    The search runs on a snapshot, since it takes 1 ms for a pod on a node of 100 pods. A search for victims or for a
+    pod's node follows on another snapshot, and must not find different cards. So the result is kept until the node
+    changes, also if no cards were found.
+    """
+    with lock:
+        cache.sync_cards()
+        unknown_nodes = set(nominated_pods.nodes_with_unknown_cards())
+        if nodes is not None:
+            unknown_nodes.intersection_update(nodes)
+        if not unknown_nodes:
+            return
+        snapshot = cache.snapshot()
+    searched_places = nominated_pods.with_snapshot(snapshot).search_unknown_cards(unknown_nodes, is_over)
+    with lock:
+        if not cache.has_leader_changed(snapshot):
+            for place in searched_places:
+                cache.nominations.set_searched_place(*place)
 
 
 def _unevictable_resident(holding: Holding, leaving_uids: Collection[str]) -> Resident:

@@ -221,6 +221,7 @@ class Reservations:
         self._by_phase: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the rows by phase
         self._by_gang: dict[str, dict[str, Reservation]] = {}  # the rows by gang
         self._by_peer_key: dict[str, dict[str, Reservation]] = {}  # the rows with a `peer_key`, by this key
+        self._peer_counts: dict[str, Counter[str]] = {}  # by `peer_key`, the number of these rows on each node
 
     # Queries.
 
@@ -243,6 +244,17 @@ class Reservations:
         """The node of each pod with this key (`PodRequest.peer_key`), by UID, without pods that are being deleted."""
         rows = self._by_peer_key.get(peer_key, {}) if peer_key is not None else {}
         return {uid: row.node for uid, row in rows.items()}
+
+    def peer_counts_by_node(self, peer_key: str | None, excluded_uid: str) -> Counter[str]:
+        """The number of the pods of `peer_nodes` on each node, without the pod `excluded_uid`."""
+        counts = self._peer_counts.get(peer_key) if peer_key is not None else None
+        if peer_key is None or counts is None:
+            return Counter()
+        counts = counts.copy()
+        excluded = self._by_peer_key[peer_key].get(excluded_uid)
+        if excluded is not None:
+            counts[excluded.node] -= 1
+        return counts
 
     def holding(self, uid: str) -> Holding | None:
         """The cards and devices that the pod uses or has reserved, also after the pod was deleted."""
@@ -611,6 +623,7 @@ class Reservations:
             self._by_gang.setdefault(row.gang, {})[row.pod.uid] = row
         if row.peer_key is not None:
             self._by_peer_key.setdefault(row.peer_key, {})[row.pod.uid] = row
+            self._peer_counts.setdefault(row.peer_key, Counter())[row.node] += 1
         if row.holding is not None and row.holding.phase_name != PHASE_NAMES[row.phase]:
             row.holding = replace(row.holding, phase_name=PHASE_NAMES[row.phase])
         self._rows[row.pod.uid] = self._by_phase[row.phase][row.pod.uid] = row
@@ -674,10 +687,13 @@ class Reservations:
 
     def _remove_from_peers(self, row: Reservation) -> None:
         if row.peer_key is not None:
-            rows = self._by_peer_key[row.peer_key]
+            rows, counts = self._by_peer_key[row.peer_key], self._peer_counts[row.peer_key]
             del rows[row.pod.uid]
+            counts[row.node] -= 1
+            if not counts[row.node]:
+                del counts[row.node]
             if not rows:
-                del self._by_peer_key[row.peer_key]
+                del self._by_peer_key[row.peer_key], self._peer_counts[row.peer_key]
 
 
 def unknown_holder_key(report: ShareReport) -> str:

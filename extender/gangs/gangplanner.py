@@ -4,6 +4,7 @@ Uses `cardwise.core.gangs.gangplan`, and adds the reservations for other pods: p
 for nominated pods, and use nodes with the reservation of another gang last. Reserves nothing.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -188,7 +189,8 @@ class GangPlanner:
 
         def facts(peer_key: str | None) -> NodeFacts:
             peer_nodes = gang.peer_nodes.get(peer_key, {}) if peer_key is not None else {}
-            return NodeFacts(self._cluster.loads, peer_nodes, uids)
+            counts = Counter(node for uid, node in peer_nodes.items() if uid not in uids)
+            return NodeFacts(self._cluster.loads, counts)
 
         return Terms(
             policy=self._policy,

@@ -346,6 +346,7 @@ class Nominator:
         if (
             not (self._settings.one_best_node or pod.wants_one_node)
             or fitting.has_several_card_requests(pod.request)  # filter searches nodes for such a pod on a snapshot
+            or policies.ranks_nodes(pod.request.policy)  # ranking the nodes would hold the lock too long
             or self._cache.ledger.holding(pod.uid) is not None
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):

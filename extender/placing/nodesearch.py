@@ -23,11 +23,12 @@ nodes is still placed at once, and the call takes no longer than a call for a po
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 from cardwise.clock import Clock
+from cardwise.core.api import policies
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
@@ -36,9 +37,10 @@ from cardwise.core.placement.placement import Scorer
 from cardwise.core.placement.searching import SearchEffort, SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
+from extender.cache.nominated import NominatedPods, find_unknown_cards
 from extender.cache.pacing import Pace
 from extender.cache.statelock import StateLock
-from extender.placing.placing import PlacementRequest, Placing, PodSnapshot, SearchedNodes, order_by_rank
+from extender.placing.placing import Call, PlacementRequest, Placing, PodSnapshot, SearchedNodes, order_by_rank
 from extender.queue.searchpauses import SearchPauses
 
 # Maximum number of nodes that are searched under the lock, and the maximum that a search passes on to the decision.
@@ -74,10 +76,13 @@ def is_needed(request: PodRequest, node_count: int) -> bool:
 class NodeSearch:
     """Searches nodes on snapshots. Any thread may call the methods, without the lock."""
 
-    def __init__(self, lock: StateLock, cache: Cache, placing: Placing, clock: Clock) -> None:
+    def __init__(
+        self, lock: StateLock, *, cache: Cache, placing: Placing, nominated: NominatedPods, clock: Clock
+    ) -> None:
         self._lock = lock
         self._cache = cache
         self._placing = placing
+        self._nominated = nominated
         self._clock = clock
         self._remembered: dict[_Key, _RememberedRefusals] = {}  # the remembered searches, the latest last
         self._pauses = SearchPauses(clock)
@@ -90,7 +95,13 @@ class NodeSearch:
         It would take too long for pods with several card requests, and if `decide` raises SearchTooLong.
 
         decide: acquires the lock and decides.
+
+        If the pod's policy ranks the nodes, they are ranked before, in a hold of the lock of its own. A pod that is
+        bound in between does not count; it could as well have been bound just after the decision.
         """
+        if policies.ranks_nodes(placement_request.request.policy):
+            with self._lock:
+                placement_request = self._placing.with_ranks(placement_request)
         if not is_needed(placement_request.request, len(placement_request.nodes)):
             try:
                 return decide(placement_request.limit_checks())
@@ -101,6 +112,7 @@ class NodeSearch:
     def _search(self, placement_request: PlacementRequest) -> PlacementRequest:
         """Search all nodes for the pod. Returns the request with the result."""
         key = placement_request.pod.namespace, placement_request.request
+        self._find_unknown_cards(set(placement_request.nodes), placement_request.call)
         with self._lock:
             snapshot = self._placing.take_snapshot(placement_request)
             freed = self._cache.capacity.freed_count
@@ -110,14 +122,13 @@ class NodeSearch:
         remembered_refusals = _RememberedRefusals(snapshot.headroom, snapshot.nominated, snapshot.gang_reserved, {})
         if remembered is not None and remembered_refusals == remembered._replace(refusals={}):
             remembered_refusals = remembered
-        start_cpu, now, call = self._clock.cpu(), self._clock.now(), placement_request.call
-        deadline = (call.arrived if call.arrived is not None else now) + _SEARCH_SECONDS
-        pace = Pace(self._clock, lambda: self._clock.now() >= deadline or call.is_abandoned())
+        start_cpu, call = self._clock.cpu(), placement_request.call
+        pace = self._make_pace(call)
         max_nodes = SMALL_SEARCH_NODES if is_paused else None
         scores, refusals = score_nodes(
             snapshot, placement_request, pace, remembered_refusals.refusals, start, max_nodes=max_nodes
         )
-        scores = order_by_rank(scores, snapshot.ranks)
+        scores = order_by_rank(scores, placement_request.ranks)
         unsearched = len(set(placement_request.nodes)) - len(scores) - len(refusals)
         best = sorted(scores, key=lambda name: (-scores[name], name))[:SMALL_SEARCH_NODES]
         overtakable = sorted(snapshot.nominated_ahead & refusals.keys())[:SMALL_SEARCH_NODES]
@@ -133,6 +144,20 @@ class NodeSearch:
                 best=(), scores={}
             )  # nothing is reserved for a call that has ended
         return placement_request._replace(searched=searched_nodes)
+
+    def _make_pace(self, call: Call) -> Pace:
+        """A pace that ends with the time of the call."""
+        deadline = (call.arrived if call.arrived is not None else self._clock.now()) + _SEARCH_SECONDS
+        return Pace(self._clock, lambda: self._clock.now() >= deadline or call.is_abandoned())
+
+    def _find_unknown_cards(self, nodes: Collection[str], call: Call) -> None:
+        """Find the unknown cards of pods that are nominated on these nodes, if there are any: the search counts only
+        known cards.
+        """
+        with self._lock:
+            has_unknown = any(node in nodes for node in self._nominated.nodes_with_unknown_cards())
+        if has_unknown:
+            find_unknown_cards(self._lock, self._cache, self._nominated, nodes, self._make_pace(call).pause)
 
     def _remember(self, key: _Key, refusals: _RememberedRefusals) -> None:
         """Remember the refusals. A full table drops the oldest entry of the namespace with the most entries."""
@@ -186,8 +211,8 @@ def score_nodes(
     unknown = [name for name in (*islice(names, start, None), *islice(names, start)) if name not in refusals]
     if own_plan is not None:
         unknown.sort(key=lambda name: name != own_plan.node)  # its own node is tried first
-    if snapshot.ranks:
-        unknown.sort(key=snapshot.ranks.__getitem__)  # the time may be over before all nodes are searched
+    if placement_request.ranks:
+        unknown.sort(key=placement_request.ranks.__getitem__)  # the time may be over before all nodes are searched
     for name in unknown[:max_nodes]:
         if pace.pause():
             break

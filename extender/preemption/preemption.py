@@ -24,7 +24,7 @@ from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.clusterview import Changes, ClusterView
-from extender.cache.nominated import NominatedPods
+from extender.cache.nominated import NominatedPods, find_unknown_cards
 from extender.cache.nominations import MemberReservation, NominatedPlace
 from extender.cache.pacing import LOCKED_SECONDS, Pace, pause
 from extender.cache.reservations import Phase
@@ -162,28 +162,8 @@ class Preemption:
             self._cache.budgets.remove_budget(key)
 
     def find_unknown_cards(self, nodes: Collection[str] | None, is_over: Callable[[], bool]) -> None:
-        """Find the cards of nominated pods for which another extender has answered preempt.
-
-        nodes: where the pods are nominated; None: all nodes.
-        is_over: returns whether the search must end.
-
-        The search runs on a snapshot, since it takes 1 ms for a pod on a node of 100 pods. A search for victims follows
-        on another snapshot, and must not find different cards. So the result is kept until the node changes, also if no
-        cards were found.
-        """
-        with self._lock:
-            self._cache.sync_cards()
-            unknown_nodes = set(self._nominated.nodes_with_unknown_cards())
-            if nodes is not None:
-                unknown_nodes.intersection_update(nodes)
-            if not unknown_nodes:
-                return
-            snapshot = self._cache.snapshot()
-        searched_places = self._nominated.with_snapshot(snapshot).search_unknown_cards(unknown_nodes, is_over)
-        with self._lock:
-            if not self._cache.has_leader_changed(snapshot):
-                for place in searched_places:
-                    self._nominations.set_searched_place(*place)
+        """As `nominated.find_unknown_cards`."""
+        find_unknown_cards(self._lock, self._cache, self._nominated, nodes, is_over)
 
     # Calls of kube-scheduler.
 

@@ -153,7 +153,13 @@ class World(Ahead):
         for owner in ("rs-1", "rs-2"):
             key = f"default/{owner}/spread-by={LABEL}"
             assert Counter(table.peer_nodes(key).values()) == self.count_peers(owner)
+        for name in PODS:
+            key = f"default/{OWNERS[name]}/spread-by={LABEL}"
+            peers = self.count_peers(OWNERS[name], excluded=name)
+            assert table.peer_counts_by_node(key, self.uid(name)) == peers
         assert all(table._by_peer_key.values())  # no row is left behind
+        assert table._peer_counts.keys() == table._by_peer_key.keys()
+        assert all(count for counts in table._peer_counts.values() for count in counts.values())
 
 
 @settings(max_examples=examples(60, soak=5000))

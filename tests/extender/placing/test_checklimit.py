@@ -127,9 +127,10 @@ def test_the_cards_that_are_checked_under_the_lock_are_limited(state, checks, sh
         assert answer == scores
 
 
-def test_the_limit_holds_for_all_ranks_of_a_policy_together(state, checks, monkeypatch):
-    monkeypatch.setattr(state._placing, "_rank_by_node", lambda placement_request: {n: i for i, n in enumerate(NODES)})
-    placement_request = make_request("as many containers as clients")
+def test_the_limit_holds_for_all_ranks_of_a_policy_together(state, checks):
+    placement_request = make_request("as many containers as clients")._replace(
+        ranks={n: i for i, n in enumerate(NODES)}
+    )
     answer = state.plan_pod(placement_request)
     assert answer.node == FULL_END
     assert checks[0] <= MAX_CHECKS

@@ -1,11 +1,13 @@
 """`spread-by=KEY`: pods of one controller are spread over the domains of a node label."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import pytest
 
-from cardwise.core.api import assignment, names
+from cardwise.core.api import assignment, names, policies
+from cardwise.core.api.policies import NodeFacts, spreadby
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
@@ -155,9 +157,9 @@ def searched_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     uids: list[str] = []
     count_reserved = NominatedPods.count_reserved
 
-    def count(self: NominatedPods, excluded: Collection[str], *arguments: Any) -> Any:
+    def count(self: NominatedPods, excluded: Collection[str], *arguments: Any, **limits: Any) -> Any:
         uids.extend(excluded)
-        return count_reserved(self, excluded, *arguments)
+        return count_reserved(self, excluded, *arguments, **limits)
 
     monkeypatch.setattr(NominatedPods, "count_reserved", count)
     return uids
@@ -222,14 +224,32 @@ def test_the_pods_own_reservation_does_not_count():
     assert [world.place("p0") for _ in range(3)] == [node] * 3
 
 
-def test_nominated_pods_are_spread_and_count():
+def test_pods_whose_policy_ranks_nodes_are_not_nominated():
     world = World()
-    for i in range(6):
-        world.make(f"p{i}")
-    nominated = world.nominate_all()
-    assert sorted(map(world.zone, nominated.values())) == ["a", "a", "b", "b", "c", "c"]
-    for name, node in nominated.items():
-        assert world.call(world.pods[name], node) == [node]
+    world.make("p0")
+    world.make("plain", policy="binpack")
+    assert world.nominate_all().keys() == {"plain"}
+
+
+def test_the_nodes_are_ranked_once_for_a_decision(monkeypatch):
+    """Also where pods that come later in the queue must give up their nominations for the pod."""
+    world = World({"a1": "a", "b1": "b"})
+    for i in range(2):
+        pod = world.make(f"later{i}", P100, owner="other", policy="binpack")
+        pod["metadata"]["creationTimestamp"] = "2026-11-21T11:00:00Z"
+        world.show_pod(pod)
+    assert len(world.nominate_all()) == 2
+    ranked = []
+
+    def count(label: str, facts: NodeFacts) -> Callable[[str], int]:
+        ranked.append(label)
+        return spreadby.rank_nodes(label, facts)
+
+    monkeypatch.setitem(policies.POLICIES, "spread-by", replace(spreadby.SPREAD_BY, rank_nodes=count))
+    policies._with_label.cache_clear()
+    assert world.place("p") == "a1"
+    policies._with_label.cache_clear()
+    assert ranked == [ZONE]
 
 
 def test_a_changed_label_counts_at_once():
@@ -264,7 +284,8 @@ def test_of_the_nodes_that_are_reserved_for_later_pods_those_with_the_fewest_pee
     world.make("p0")
     world.bind("p0", "a1")
     for i, whole in enumerate((2, 3, 3)):
-        pod = world.make(f"later{i}", owner=f"o{i}", containers=[container("a", whole_gpu=whole, share=1)])
+        requests = [container("a", whole_gpu=whole, share=1)]
+        pod = world.make(f"later{i}", owner=f"o{i}", policy="binpack", containers=requests)
         pod["metadata"]["creationTimestamp"] = "2026-11-21T11:00:00Z"
         world.show_pod(pod)
     assert sorted(world.nominate_all().values()) == ["a1", "b1", "c1"]

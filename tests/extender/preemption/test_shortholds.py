@@ -7,9 +7,10 @@ import pytest
 from cardwise.core.api.request import Load
 from cardwise.core.placement.nodestate import NodeState
 from extender.cache.nominated import NominatedPods
+from extender.placing import nodesearch
 from extender.preemption import preemption
 from extender.records.nodeinfo import PlacedPod
-from tests.extender.gangcluster import single
+from tests.extender.gangcluster import NodeSpec, single
 from tests.extender.preemption.test_gangpreemption import HIGH, LOW, Full, gang
 
 
@@ -74,6 +75,38 @@ def test_before_victims_are_searched_unknown_cards_are_found_without_the_lock(se
     world.asks("p")
     assert log
     assert not any(locked for _, locked in log)
+
+
+@pytest.fixture
+def pods_on_other_nodes(searches):
+    """The world of `searches`, in which 4 more pods are nominated, on nodes of their own."""
+    world, log = searches
+    for i in range(4):
+        world.add_node(f"x{i}", NodeSpec(2))
+        world.create(single(f"elsewhere{i}", created=9, priority=HIGH + 1, whole_gpu=1))
+        world.nominated(f"elsewhere{i}", f"x{i}")
+    world.only = ["n1", "n2", *(f"x{i}" for i in range(4))]
+    return world, log
+
+
+def test_before_nodes_are_searched_for_several_requests_unknown_cards_are_found_without_the_lock(
+    pods_on_other_nodes, monkeypatch
+):
+    world, log = pods_on_other_nodes
+    monkeypatch.setattr(nodesearch, "SMALL_SEARCH_NODES", 2)
+    world.create(single("several", created=1, priority=HIGH, whole_gpu=1))
+    container = world.pods["several"]["spec"]["containers"][0]
+    world.pods["several"]["spec"]["containers"] = [container | {"name": name} for name in ("a", "b")]
+    assert world.filter("several")[0] == []
+    assert {node for node, _ in log} == {"n1", "x0", "x1", "x2", "x3"}
+    assert not any(locked for _, locked in log)
+
+
+def test_only_few_unknown_cards_are_found_under_the_lock(pods_on_other_nodes):
+    world, log = pods_on_other_nodes
+    nodes, _ = world.filter("p")
+    assert nodes[0] in {f"x{i}" for i in range(4)}
+    assert [locked for _, locked in log] == [True] * 3 + [False] * 3
 
 
 def test_cards_that_were_not_found_are_searched_again_once_the_node_has_changed(searches):

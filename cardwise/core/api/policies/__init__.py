@@ -49,6 +49,7 @@ __all__ = [
     "find_policy",
     "is_valid",
     "peer_key",
+    "ranks_nodes",
 ]
 
 # The table: one row for each policy.
@@ -85,7 +86,12 @@ def card_policy(policy: str | None, default: str) -> str:
     policy: the policy that the pod names; None if it names none.
     default: the policy of the extender, one of `CARD_POLICIES`.
     """
-    return default if policy is None or find_policy(policy).rank_nodes is not None else policy
+    return default if policy is None or ranks_nodes(policy) else policy
+
+
+def ranks_nodes(policy: str | None) -> bool:
+    """Whether the policy that a pod names ranks nodes (`Policy.rank_nodes`); False if the pod names none."""
+    return policy is not None and find_policy(policy).rank_nodes is not None
 
 
 def peer_key(policy: str | None, *, namespace: str, gang: str | None, controller: str | None) -> str | None:
@@ -95,7 +101,7 @@ def peer_key(policy: str | None, *, namespace: str, gang: str | None, controller
     gang: the name of the pod's gang, or None.
     controller: the UID of the pod's controller, or None.
     """
-    if policy is None or not (gang or controller) or not is_valid(policy) or find_policy(policy).rank_nodes is None:
+    if policy is None or not (gang or controller) or not is_valid(policy) or not ranks_nodes(policy):
         return None
     return f"{namespace}/{f'gang {gang}' if gang else controller}/{policy}"
 
