@@ -97,13 +97,13 @@ class MpsWait:
     def wait_ready(
         self,
         grant: Grant,
-        kernel_obstacles: Mapping[str, str],
+        kernel_obstacles: Mapping[str, str | None],
         reserve_wait: Callable[[], contextlib.AbstractContextManager[Callable[[], bool]]],
         is_active: Callable[[], bool],
     ) -> Grant:
         """Wait for MPS; returns the grant with the daemons that its container gets. Raises MpsNotReady.
 
-        kernel_obstacles: why the driver limits no memory on a card, by UUID (`isolation.kernel_limit_obstacle`).
+        kernel_obstacles: why the driver limits no memory on a card, by UUID, as `isolation.kernel_limit_obstacle`.
         reserve_wait: reserves a wait slot for a waiting start, as `WaitSlots.reserve`.
         is_active: returns whether the kubelet still waits for the response.
         """
@@ -116,7 +116,7 @@ class MpsWait:
             raise MpsNotReady(readiness.problem)
         return msgspec.structs.replace(grant, mps=readiness.folders)
 
-    def confirm_ready(self, grant: Grant, kernel_obstacles: Mapping[str, str]) -> None:
+    def confirm_ready(self, grant: Grant, kernel_obstacles: Mapping[str, str | None]) -> None:
         """Check again that MPS is ready, right before the grant is delivered. Raises MpsNotReady."""
         readiness = self._check_readiness(grant, self._find_need(grant, kernel_obstacles))
         if readiness.problem or readiness.folders != grant.mps:
@@ -131,7 +131,7 @@ class MpsWait:
             readiness = self._check_readiness(grant, need)
         return readiness
 
-    def _find_need(self, grant: Grant, kernel_obstacles: Mapping[str, str]) -> _Need | None:
+    def _find_need(self, grant: Grant, kernel_obstacles: Mapping[str, str | None]) -> _Need | None:
         """What the container needs of MPS; None if it starts without regard to MPS.
 
         Raises MpsNotReady if waiting does not help: the node cannot give the memory tier that the pod demands.
@@ -146,7 +146,7 @@ class MpsWait:
         is_met_without_mps = True
         for shares in grant.assignment().containers.values() if grant.is_agent else (grant.shares,):
             obstacle = _describe_kernel_obstacle(shares, kernel_obstacles)
-            whole, has_limit = all(share.whole for share in shares), not obstacle
+            whole, has_limit = all(share.whole for share in shares), obstacle is None
             if not isolation.is_met(demand, whole=whole, has_mps=has_manager, has_kernel_limit=has_limit):
                 raise MpsNotReady(self._describe_unmet_demand(grant, demand, obstacle))
             is_met_without_mps &= isolation.is_met(demand, whole=whole, has_mps=False, has_kernel_limit=has_limit)
@@ -154,7 +154,7 @@ class MpsWait:
             return None
         return _Need(demand, MpsState.READY if demand.uses_mps else MpsState.OFF, is_met_without_mps)
 
-    def _describe_unmet_demand(self, grant: Grant, demand: Isolation, kernel_obstacle: str) -> str:
+    def _describe_unmet_demand(self, grant: Grant, demand: Isolation, kernel_obstacle: str | None) -> str:
         """Why the node cannot give the memory tier that the pod demands. `kernel_obstacle`: why not by the driver."""
         if demand is Isolation.KERNEL:
             return (
@@ -266,8 +266,8 @@ def _list_folders(shares: Sequence[CardShare], states: Mapping[str, CardState]) 
     return list(dict.fromkeys(states[share.uuid][0] for share in shares))
 
 
-def _describe_kernel_obstacle(shares: Sequence[CardShare], kernel_obstacles: Mapping[str, str]) -> str:
-    """Why the driver does not limit the memory of a container with these shares; "" if it does."""
+def _describe_kernel_obstacle(shares: Sequence[CardShare], kernel_obstacles: Mapping[str, str | None]) -> str | None:
+    """Why the driver does not limit the memory of a container with these shares; None if it does."""
     if len(shares) != 1:
         return "the driver limits shares of a single GPU only"
     return kernel_obstacles[shares[0].uuid]

@@ -114,7 +114,7 @@ def _describe_missing_control(control: Path) -> str:
 def _describe_other_daemon(daemon: ControlDaemon, root: Path) -> str:
     end_it = f"echo quit | CUDA_MPS_PIPE_DIRECTORY={daemon.pipe} nvidia-cuda-mps-control"
     process = f"process {daemon.pid}, folder {daemon.pipe}"
-    if other_root := _root_of_cardwise(daemon.environment):
+    if (other_root := _root_of_cardwise(daemon.environment)) is not None:
         return (
             f"an MPS daemon of another MPS manager of Cardwise, with --mps-root {other_root}, serves the GPU "
             f"({process}): set nodes.mpsRoot (--mps-root), which is {root}, to {other_root} again, or end the daemon "
@@ -126,14 +126,14 @@ def _describe_other_daemon(daemon: ControlDaemon, root: Path) -> str:
     )
 
 
-def _root_of_cardwise(environment: Mapping[str, str]) -> str:
-    """The --mps-root of the MPS manager that started a daemon with this environment; "" if none did."""
+def _root_of_cardwise(environment: Mapping[str, str]) -> str | None:
+    """The --mps-root of the MPS manager that started a daemon with this environment; None if none did."""
     pipe = PurePosixPath(environment.get(mps.PIPE_ENV, ""))
     folder = pipe.parent
     uuids = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
     has_our_name = folder.name in {mps.NODE_FOLDER, *map(mps.folder_name, uuids)}
     has_our_files = pipe.name == mps.PIPE_FOLDER and environment.get(mps.LOG_ENV) == str(folder / mps.LOG_FOLDER)
-    return str(folder.parent) if has_our_name and has_our_files else ""
+    return str(folder.parent) if has_our_name and has_our_files else None
 
 
 def _serves(environment: Mapping[str, str], card: GpuCard) -> bool:

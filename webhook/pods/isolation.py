@@ -119,7 +119,7 @@ def _check_tiers(demand: Isolation, minimum: Isolation, pod_request: PodRequest,
     scopes = cluster.mps_scopes()
     warnings = _warn_small_limits(pod_request) if scopes or demand is Isolation.MPS else ()
     waiting_reason = _find_waiting_reason(demand, pod_request, cluster)
-    if waiting_reason:
+    if waiting_reason is not None:
         warnings = (f"{FIELD}: {waiting_reason}", *warnings)
     container_name = _multi_card_container(pod_request)
     if not scopes or not container_name or DaemonScope.NODE in scopes:
@@ -133,8 +133,8 @@ def _check_tiers(demand: Isolation, minimum: Isolation, pod_request: PodRequest,
     return (f"{FIELD}: {problem}; the pod can run only on nodes without an MPS manager: {remedy}",)
 
 
-def _find_waiting_reason(demand: Isolation, pod_request: PodRequest, cluster: Lookups) -> str:
-    """Why no node can meet the demand now; "" if one can."""
+def _find_waiting_reason(demand: Isolation, pod_request: PodRequest, cluster: Lookups) -> str | None:
+    """Why no node can meet the demand now; None if one can."""
     has_kernel_limit = cluster.has_kernel_limit()
     if demand is Isolation.KERNEL and not has_kernel_limit:
         return (
@@ -144,7 +144,7 @@ def _find_waiting_reason(demand: Isolation, pod_request: PodRequest, cluster: Lo
     is_split = any(container.is_split for container in pod_request.containers)
     if demand is Isolation.MPS and not cluster.mps_scopes() and (is_split or not has_kernel_limit):
         return "no node has an MPS manager now; the pod waits until a node has one"
-    return ""
+    return None
 
 
 def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:

@@ -138,11 +138,11 @@ def has_kernel_limit(driver: str) -> bool:
     return major.isdigit() and int(major) >= KERNEL_MIN_DRIVER
 
 
-def kernel_limit_obstacle(driver: str, *, has_cdi: bool) -> str:
-    """Why the driver limits no container's memory on a card; "" if it can. The arguments are those of `tiers`."""
+def kernel_limit_obstacle(driver: str, *, has_cdi: bool) -> str | None:
+    """Why the driver limits no container's memory on a card; None if it can. The arguments are those of `tiers`."""
     if not has_kernel_limit(driver):
         return _describe_old_driver(driver)
-    return "" if has_cdi else NO_CDI
+    return None if has_cdi else NO_CDI
 
 
 def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tiers:
@@ -161,7 +161,7 @@ def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tie
         without_mps = _why_without_mps(mps_state, mps_reason)
         compute = ComputeTier.NONE
     why_not_kernel = kernel_limit_obstacle(driver, has_cdi=has_cdi)
-    if not why_not_kernel:
+    if why_not_kernel is None:
         return Tiers(MemoryTier.KERNEL, compute, UNVERIFIED, without_mps)
     memory = MemoryTier.ADVISORY if without_mps else MemoryTier.MPS
     return Tiers(memory, compute, without_mps or why_not_kernel, without_mps)
