@@ -19,7 +19,7 @@ from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.core.values.quantity import MiB, Percent
 from mps.daemon import directories
 
-AGENT = [sys.executable, "-m", "mps.agent"]
+AGENT_COMMAND = [sys.executable, "-m", "mps.agent"]
 _UUID = "GPU-5c5b2f0e-8a86-4c3c-b8a9-0a7c4a2e6f10"
 _P100 = MiB(16276)
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -33,7 +33,7 @@ def run(seconds: int, probes: int) -> list[Row]:
     ):
         env = _pod_environment(Path(scratch), daemon)
         start = time.monotonic()
-        agent = subprocess.Popen(AGENT, env=env)
+        agent = subprocess.Popen(AGENT_COMMAND, env=env)
         try:
             while _run_probe(env):
                 time.sleep(0.02)
@@ -90,7 +90,7 @@ def _pod_environment(folder: Path, daemon: socket.socket) -> dict[str, str]:
 
 
 def _run_probe(env: dict[str, str]) -> int:
-    return subprocess.run([*AGENT, "--probe"], env=env, stderr=subprocess.DEVNULL, check=False).returncode
+    return subprocess.run([*AGENT_COMMAND, "--probe"], env=env, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -27,7 +27,7 @@ _SETUPS = {
     "manual": "the extender in the same process (`manual`, `kubeadm`)",
     "own": "a second kube-scheduler beside it has the extender (`own`)",
 }
-_SECOND = "cardwise-scheduler"
+_SECOND_SCHEDULER = "cardwise-scheduler"
 _RACE_NODES, _PODS_PER_NODE = 100, 20  # number of nodes, and number of pods for which each node has CPU
 _SPREADS = {True: "Kubernetes' default of spreading", False: "no default of spreading"}
 
@@ -72,7 +72,7 @@ def _measure_races(cluster: Cluster, percent: int) -> Row:
         if i % 2:
             return throughput.pod(f"plain-{i}", limits)
         limits |= {"aliyun.com/gpu-mem": str(throughput.MIN_MIB), "cardwise.dev/share": "1"}
-        return throughput.pod(f"share-{i}", limits, schedulerName=_SECOND)
+        return throughput.pod(f"share-{i}", limits, schedulerName=_SECOND_SCHEDULER)
 
     schedulers = [cluster.process("kube-scheduler"), cluster.process("second-kube-scheduler")]
     schedulers[0].stop()
@@ -110,7 +110,7 @@ def _extender_setup(cluster: Cluster, bench: Bench, setup: str) -> Iterator[list
         yield stanzas
         return
     (port,) = ports.free(1)
-    cluster.control_plane.start_scheduler(stanzas, profiles=[{"schedulerName": _SECOND}], second=port)
+    cluster.control_plane.start_scheduler(stanzas, profiles=[{"schedulerName": _SECOND_SCHEDULER}], second=port)
     try:
         yield []
     finally:

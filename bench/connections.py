@@ -18,7 +18,7 @@ from bench import processes, timing
 from bench.synthetic import encode_node_names, filter_body, pod
 from bench.timing import Row
 
-_HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + b"0" * 16_000
+_CLIENT_HELLO = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03" + b"0" * 16_000
 _SIZES = range(512, 16_000, 64)
 
 
@@ -145,10 +145,10 @@ def attack(port: int, connections: int) -> None:
                 connection = socket.create_connection(("127.0.0.1", port), 60, (next(sources), 0))
                 connection.setblocking(False)
                 kind = kinds_to_open.pop()
-                opened[connection.fileno()] = connection, kind, iter(_HELLO)
+                opened[connection.fileno()] = connection, kind, iter(_CLIENT_HELLO)
                 poll.register(connection, select.EPOLLIN)
                 if kind:
-                    connection.send(_HELLO[:1])
+                    connection.send(_CLIENT_HELLO[:1])
         if not reported:
             sys.stdout.write("all\n")
             sys.stdout.flush()

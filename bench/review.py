@@ -34,7 +34,7 @@ _BEFORE = {
     ("a share with MPS and the agent", "mutate"): (27, 123),
     ("a share with MPS and the agent", "validate"): (19, 96),
 }
-_OWN = ("cardwise", "webhook")
+_OWN_PACKAGES = ("cardwise", "webhook")
 
 
 def run(reviews: int) -> list[Row]:
@@ -75,13 +75,13 @@ class _Trace:
 
     def on_event(self, frame: FrameType, event: str, _argument: Any) -> None:
         module = _module_of(frame)
-        if not module.startswith(_OWN):
+        if not module.startswith(_OWN_PACKAGES):
             return
         if event == "call":
             self.modules[module] += 1
         elif event == "return":
             caller = frame.f_back
-            while caller is not None and not _module_of(caller).startswith(_OWN):
+            while caller is not None and not _module_of(caller).startswith(_OWN_PACKAGES):
                 caller = caller.f_back
             self.returns += caller is not None and _module_of(caller) != module
 

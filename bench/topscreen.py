@@ -10,7 +10,7 @@ from pathlib import Path
 from bench import processes, timing
 from bench.timing import Row
 
-_TOP = [str(Path(sys.executable).with_name("cardwise")), "top", "--once"]
+_TOP_COMMAND = [str(Path(sys.executable).with_name("cardwise")), "top", "--once"]
 
 
 def first_screen(nodes: int, pods: int, calls: int) -> list[Row]:
@@ -18,7 +18,7 @@ def first_screen(nodes: int, pods: int, calls: int) -> list[Row]:
     rows = []
     with processes.compiled_environment() as env, processes.synthetic_api_server(nodes, pods) as kubeconfig:
         for screen, arguments in (("20 most used nodes", ()), ("one node", ("gpu-node-00007.example.internal",))):
-            command = [*_TOP, "--kubeconfig", str(kubeconfig), *arguments]
+            command = [*_TOP_COMMAND, "--kubeconfig", str(kubeconfig), *arguments]
             _run(command, env)  # compiles the modules
             samples = [_run(command, env) for _ in range(calls)]
             row = timing.latency(f"cardwise top --once, {screen}", [wall for wall, _ in samples])

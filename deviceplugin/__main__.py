@@ -81,7 +81,7 @@ def _is_removed(folder: Path) -> bool:
 
 
 def _count_failure(thread: str) -> None:
-    metrics.FAILURES.labels(thread).inc()
+    metrics.THREAD_FAILURES.labels(thread).inc()
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)

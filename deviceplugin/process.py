@@ -31,7 +31,7 @@ from deviceplugin.publish.cardloads import CardLoad
 from deviceplugin.publish.cordons import Cordons
 from deviceplugin.publish.handover import GpushareHandover
 from deviceplugin.publish.inventory import NodePublisher
-from deviceplugin.publish.marking import Marker
+from deviceplugin.publish.marking import PodMarker
 from deviceplugin.publish.stalemps import StaleMpsStatus
 from deviceplugin.sources.containers import RuntimeContainers, RuntimeUnavailable
 from deviceplugin.sources.kubelet import Kubelet, KubeletUnavailable, SharedCall
@@ -101,7 +101,7 @@ class NodeAgent:
         self._kubelet = kubelet
         self._handover = GpushareHandover(settings.kubelet_dir)
         self._events = events
-        self._marker = Marker(client, clock)
+        self._marker = PodMarker(client, clock)
         self.pods = Pods(client, settings.node, self._on_pod_ended, clock)
         self._releaser = Releaser(
             pods=self.pods,
@@ -153,7 +153,7 @@ class NodeAgent:
             "release",
             self._maintain_grants,
             failed="failed to release grants",
-            failures=metrics.FAILURES,
+            failures=metrics.THREAD_FAILURES,
             every=_RELEASE_SECONDS,
             clock=clock,
         )

@@ -46,8 +46,8 @@ _FAST_THREADS = 4
 # delay searches for other namespaces.
 _SEARCH_THREADS = 2
 # Enough bind threads that all members of the largest gang can wait; this many more threads serve other binds.
-_THREADS_FOR_OTHERS = 32
-_BIND_THREADS = gangs.MAX_MEMBERS + 3 * _THREADS_FOR_OTHERS
+_SPARE_BIND_THREADS = 32
+_BIND_THREADS = gangs.MAX_MEMBERS + 3 * _SPARE_BIND_THREADS
 _TLS_DIR = Path("/run/cardwise/extender-tls")  # for the files of the Secret
 # Seconds after the arrival of a bind call in which its Binding may be posted: with a single extender stanza, and with a
 # stanza for bind alone. Shorter than the stanza's `httpTimeout` (kube-scheduler's default is 5 s; the stanza for bind
@@ -169,7 +169,7 @@ def main(
             with report_startup_errors("--tls-dir"):
                 rotator.ensure_certificates()
         files = TlsFiles.in_dir(directory)
-    max_waiting = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
+    max_waiting = _BIND_THREADS - _SPARE_BIND_THREADS if bind_port_bind is not None else 0
     shown = HealthSettings(
         bind=common.metrics_bind,
         config=configz.describe_options(click.get_current_context()),
@@ -256,7 +256,7 @@ def _make_rotator(
     all_hosts = tls.server_hosts(
         "cardwise-extender", namespace or names.NAMESPACE, (*own_ips, *hosts), is_shared=namespace is not None
     )
-    lifetimes = tls.Lifetimes.for_slow_clients()
+    lifetimes = tls.Lifetimes.for_clients_without_reload()
     return tls.Rotator(store, all_hosts, directory, need_client=True, lifetimes=lifetimes, name="cardwise-extender")
 
 

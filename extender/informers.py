@@ -84,8 +84,8 @@ class Informers:
             client,
             paths.nodes(),
             nodeinfo.decode_node,
-            _Feed(state.set_node, state.remove_node),
-            identity_of=_by_key,
+            _FeedHandler(state.set_node, state.remove_node),
+            identity_of=_key_as_identity,
             **pace,
         )
         classes = Reflector(client, paths.resourceclasses(), project_class, _class_feed(state, listers.classes), **pace)
@@ -96,7 +96,7 @@ class Informers:
             paths.extendedresources(),
             card_handler.project,
             card_handler,
-            identity_of=_by_key,
+            identity_of=_key_as_identity,
             on_list_failed=card_handler.on_list_failed,
             **pace,
         )
@@ -104,7 +104,7 @@ class Informers:
             client,
             paths.poddisruptionbudgets(),
             budgets.decode_budget,
-            _Feed(state.preemption.set_budget, state.preemption.remove_budget),
+            _FeedHandler(state.preemption.set_budget, state.preemption.remove_budget),
             **pace,
         )
         self._pods, self._groups = pods, groups
@@ -201,7 +201,7 @@ def _interruption_text(reflector: Reflector[Any]) -> str:
     return f"the watch of {reflector.name} is interrupted; the latest changes are unknown"
 
 
-def _by_key(key: str, record: object) -> str:
+def _key_as_identity(key: str, record: object) -> str:
     """The reflector's key, for objects that are identified by their name."""
     del record
     return key
@@ -236,7 +236,7 @@ class _Pods:
         self._listed()
 
 
-class _Feed(Generic[_T]):
+class _FeedHandler(Generic[_T]):
     """Passes each object of one kind to the state, and to its lister.
 
     set_object: passes the object to the state. Returns the ignored part of the object, with the reason; None if the
@@ -282,8 +282,8 @@ class _Feed(Generic[_T]):
         pass
 
 
-def _card_feed(state: State, lister: CardLister) -> _Feed[CardRecord]:
-    return _Feed(
+def _card_feed(state: State, lister: CardLister) -> _FeedHandler[CardRecord]:
+    return _FeedHandler(
         lambda key, new: state.set_card(key, new) or new.problem,
         state.remove_card,
         lister,
@@ -292,7 +292,7 @@ def _card_feed(state: State, lister: CardLister) -> _Feed[CardRecord]:
     )
 
 
-def _class_feed(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
+def _class_feed(state: State, lister: ClassLister) -> _FeedHandler[ClassRecord]:
     def set_class(key: str, new: ClassRecord) -> str | None:
         if new.resource_class is None:
             state.remove_class(key)
@@ -300,10 +300,10 @@ def _class_feed(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
             state.set_class(new.resource_class)
         return new.problem
 
-    return _Feed(set_class, state.remove_class, lister, "ignored an invalid ResourceClass: it selects no GPU")
+    return _FeedHandler(set_class, state.remove_class, lister, "ignored an invalid ResourceClass: it selects no GPU")
 
 
-def _quota_feed(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
+def _quota_feed(state: State, lister: Lister[QuotaRecord]) -> _FeedHandler[QuotaRecord]:
     def set_quota(key: str, new: QuotaRecord) -> str | None:
         if new.quota is None:
             state.remove_quota(key)
@@ -311,11 +311,11 @@ def _quota_feed(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]
             state.set_quota(key, new.quota)
         return new.problem
 
-    return _Feed(set_quota, state.remove_quota, lister, "ignored an invalid GPUQuota: it limits nothing")
+    return _FeedHandler(set_quota, state.remove_quota, lister, "ignored an invalid GPUQuota: it limits nothing")
 
 
-def _group_feed(state: State, lister: Lister[GroupRecord]) -> _Feed[GroupRecord]:
-    return _Feed(
+def _group_feed(state: State, lister: Lister[GroupRecord]) -> _FeedHandler[GroupRecord]:
+    return _FeedHandler(
         lambda key, new: state.gangs.set_group(key, new.group), lambda key: state.gangs.set_group(key, None), lister
     )
 

@@ -44,7 +44,11 @@ from mps.manager import ManagerLock, ManagerSettings, MpsManager, RootLocked
 _log = structlog.get_logger(__name__)
 
 COMPONENT = "cardwise-mps"
-_AUDITS = {"off": None, "report": AuditSettings(), "evict": AuditSettings(evict_after=EVICT_AFTER_SECONDS)}
+_AUDIT_SETTINGS_BY_MODE = {
+    "off": None,
+    "report": AuditSettings(),
+    "evict": AuditSettings(evict_after=EVICT_AFTER_SECONDS),
+}
 _LOCK_POLL_SECONDS = 0.1
 _CHECK_SECONDS = 1.0
 _WARN_AFTER_SECONDS = 5.0  # in a rolling update the former manager may need this time to release the root
@@ -65,7 +69,7 @@ def _check_above_zero(_: click.Context, __: click.Parameter, seconds: float) -> 
     return seconds
 
 
-def _check_former_daemons(root: Path) -> None:
+def _require_control_program_for_former_daemons(root: Path) -> None:
     """Check that a former manager's daemons can be served: not without the control program. Raises InvalidRequest."""
     running_pids = [process.pid for pipe in root.glob(f"*/{mps.PIPE_FOLDER}") for process in LOCAL.daemons(pipe)]
     if running_pids and shutil.which(CONTROL_PROGRAM) is None:
@@ -136,7 +140,7 @@ def _check_former_daemons(root: Path) -> None:
 )
 @option(
     "--audit",
-    type=click.Choice(list(_AUDITS)),
+    type=click.Choice(list(_AUDIT_SETTINGS_BY_MODE)),
     default="report",
     envvar="CARDWISE_MPS_AUDIT",
     help="report: compare the memory that processes use on the GPUs with their pods' shares, and report differences in "
@@ -173,7 +177,7 @@ def main(
         exclusive=exclusive,
         stop_daemons=stop_daemons,
         cgroup=cgroups.HOST_ROOT if cgroups.HOST_ROOT.exists() else None,
-        audit=_AUDITS[audit],
+        audit=_AUDIT_SETTINGS_BY_MODE[audit],
         is_split=gpus is not None,
     )
     stop_event = threading.Event()
@@ -184,7 +188,7 @@ def main(
         selected_gpus: Gpus = all_gpus if gpus is None else SelectedGpus(all_gpus, gpus)
         mps.check_root(str(root), [card.uuid for card in selected_gpus.cards()], settings.scope)
         directories.check_folder_access(root)
-        _check_former_daemons(root)
+        _require_control_program_for_former_daemons(root)
         if settings.cgroup is not None:
             cgroups.check_root(settings.cgroup)
         if ignored_names := units.list_ignored_settings(os.environ):
@@ -208,7 +212,7 @@ def main(
         manager.start()
         managers.append(manager)
         _log.info("started", node=node_name, cards=len(selected_gpus.cards()), scope=scope, root=str(root))
-        _serve(lock, stop_event)
+        _keep_lock_until_stopped(lock, stop_event)
         _log.info("stopping")
         manager.stop()
     lock.release()
@@ -235,7 +239,7 @@ def _acquire_lock(lock: ManagerLock, stop_event: threading.Event, clock: Clock =
     return False
 
 
-def _serve(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) -> None:
+def _keep_lock_until_stopped(lock: ManagerLock, stop_event: threading.Event, clock: Clock = BOOT) -> None:
     """Wait until this process is stopped.
 
     If the lock is lost, exit as after a crash, so that the next manager takes over.
@@ -259,7 +263,7 @@ def _list_stuck_problems(managers: list[MpsManager]) -> list[str]:
 
 
 def _count_failure(thread: str) -> None:
-    metrics.THREADS.labels(thread).inc()
+    metrics.THREAD_FAILURES.labels(thread).inc()
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class MpsManager:
             "manager",
             lambda: self._loop.run_within(self.reconcile()),
             failed="failed to reconcile the MPS daemons",
-            failures=metrics.THREADS,
+            failures=metrics.THREAD_FAILURES,
             every=_INTERVAL_SECONDS,
             clock=clock,
         )
@@ -154,7 +154,7 @@ class MpsManager:
             "cards",
             self._watch_cards,
             failed="failed to watch the GPUs",
-            failures=metrics.THREADS,
+            failures=metrics.THREAD_FAILURES,
             every=0.0,
             clock=clock,
         )
@@ -306,7 +306,7 @@ class MpsManager:
         """Reconcile the daemons with cards and pods. Returns the maximum number of seconds until the next pass."""
         self._last_pass_at = self._clock.now()
         self._reconcile_daemons()
-        self._end_leftovers()
+        self._end_unserved_daemons()
         self._apply_demands_to_daemons()
         return min(_INTERVAL_SECONDS, self._detach_due_clients())
 
@@ -460,7 +460,7 @@ class MpsManager:
         )
 
     def _describe_process(self, pid: int) -> str:
-        """A text that describes a process: its PID, name and pod."""
+        """A string that describes a process: its PID, name and pod."""
         owner = self._process_owners().find_owner(self._host.memberships(pid))
         name = self._host.name(pid)
         process = f"{pid} ({name})" if name else str(pid)
@@ -520,7 +520,7 @@ class MpsManager:
         status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE_FOLDER)
         if status is not None and processes:
             self._inherited_daemon = processes[0].pid, status.uuids
-        self._end_leftovers()
+        self._end_unserved_daemons()
 
     def _served_cards(self) -> list[GpuCard]:
         """The cards that daemons should serve.
@@ -551,7 +551,7 @@ class MpsManager:
         ]
         return sorted([*cards, *missing_cards], key=lambda card: card.index)
 
-    def _end_leftovers(self) -> None:
+    def _end_unserved_daemons(self) -> None:
         """End a former manager's daemons in folders that are not served, and reopen their cards. Raises OSError.
 
         A daemon keeps running if it may serve a card that has not answered yet: the card may answer soon, and the

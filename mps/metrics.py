@@ -11,20 +11,22 @@ UNAVAILABLE = Gauge(
     "cardwise_mps_unavailable", "1 for the cause for which MPS is unavailable on the GPU, else 0", ["gpu", "cause"]
 )
 RECOVERIES = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["gpu"])
-STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["gpu"])
-FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["gpu"])
-FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its GPU", ["gpu"])
-LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's settings were changed or lost", ["gpu"])
+DAEMON_STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["gpu"])
+DAEMON_FAILURES = Counter("cardwise_mps_daemon_failures", "Unexpected ends of a daemon", ["gpu"])
+SERVER_FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused on its GPU", ["gpu"])
+SETTINGS_LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's settings were changed or lost", ["gpu"])
 CLIENTS = Gauge("cardwise_mps_clients", "Clients of the GPU's MPS server", ["gpu"])
-CEILING = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the GPU", ["gpu"])
-DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were detached from their server", ["gpu", "reason"])
-PROBE = Histogram(
+CEILING_BYTES = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the GPU", ["gpu"])
+CLIENTS_DETACHED = Counter(
+    "cardwise_mps_clients_detached", "Clients that were detached from their server", ["gpu", "reason"]
+)
+PROBE_SECONDS = Histogram(
     "cardwise_mps_probe_seconds",
     "Time of a probe by outcome",
     ["outcome"],
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 3, 10),
 )
-USED = Gauge(
+USED_BYTES = Gauge(
     "cardwise_mps_used_bytes",
     "Memory of the GPU that the container's processes use in total, as the driver reports",
     ["namespace", "pod", "container", "gpu"],
@@ -39,7 +41,7 @@ AUDIT_EVICTIONS = Counter(
     "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome (evicted, budget, error, withheld)", ["outcome"]
 )
 AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits of a GPU that could not list its processes", ["gpu"])
-THREADS = Counter(
+THREAD_FAILURES = Counter(
     "cardwise_mps_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
 

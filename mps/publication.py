@@ -78,7 +78,7 @@ class MpsStatusPublisher:
             "publication",
             self._publish_if_synced,
             failed=_PUBLISH_FAILED,
-            failures=metrics.THREADS,
+            failures=metrics.THREAD_FAILURES,
             expected=(errors.KubeError,),
             every=_INTERVAL_SECONDS,
             clock=clock,

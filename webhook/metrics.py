@@ -17,7 +17,7 @@ REVIEWS = Counter(
 REFUSALS = Counter(
     "cardwise_webhook_refusals_total", "AdmissionReviews refused, by path and invalid field.", ["path", "reason"]
 )
-SECONDS = Histogram(
+REVIEW_SECONDS = Histogram(
     "cardwise_webhook_review_seconds",
     "Time to decide on an AdmissionReview, without TLS and the network.",
     ["path"],

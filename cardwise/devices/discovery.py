@@ -76,7 +76,7 @@ def _rdma_device(
         common=common,
         pci_address=rdma.address,
         name=rdma.name,
-        properties=_without_empty(properties),
+        properties=_drop_empty_properties(properties),
         problem=rdma.problem or (None if nodes else f"{rdma.name} has no uverbs node; load the module ib_uverbs"),
     )
 
@@ -91,7 +91,7 @@ def _other_pci_device(kind: str, pci: PciDevice, node_name: str, device_files: I
         nodes=_device_nodes([*device_files, *([f"vfio/{pci.iommu_group}"] if is_vfio else [])], dev),
         common=_device_nodes([f"vfio/{_VFIO_ALL}"] if is_vfio else [], dev),
         pci_address=pci.address,
-        properties=_without_empty(_pci_properties(pci)),
+        properties=_drop_empty_properties(_pci_properties(pci)),
     )
 
 
@@ -132,7 +132,7 @@ def _pci_properties(pci: PciDevice) -> dict[str, str]:
     }
 
 
-def _without_empty(properties: Mapping[str, str]) -> dict[str, str]:
+def _drop_empty_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in properties.items() if text}
 
 

@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-_MIB = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 _EVENT_WAIT_MS = 500
 _PROBE_SECONDS = 5.0
 # Maximum wait for the cards at the start: without nvidia-persistenced, the first call on each card takes seconds.
@@ -143,7 +143,7 @@ class NvmlGpus:
     def processes(self, uuid: str) -> list[GpuProcess]:
         used: dict[int, list[int]] = {}
         for process in self._call_card(uuid, _processes):
-            reported = [] if process.usedGpuMemory is None else [process.usedGpuMemory // _MIB]
+            reported = [] if process.usedGpuMemory is None else [process.usedGpuMemory // _BYTES_PER_MIB]
             used.setdefault(process.pid, []).extend(reported)
         return [GpuProcess(pid, MiB(max(mib)) if mib else None) for pid, mib in used.items()]
 
@@ -435,7 +435,7 @@ def _read_card(index: int, handle: Any, driver: str) -> GpuCard:
         index=index,
         uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
         model=str(pynvml.nvmlDeviceGetName(handle)),
-        memory=MiB(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB),
+        memory=MiB(int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _BYTES_PER_MIB),
         reserved=_reserved_memory(handle),
         devices=(DevicePath(path, path),),
         pci_bus_id=str(pynvml.nvmlDeviceGetPciInfo(handle).busId),
@@ -446,7 +446,7 @@ def _read_card(index: int, handle: Any, driver: str) -> GpuCard:
 def _reserved_memory(handle: Any) -> MiB:
     """The MiB that the driver keeps for itself, rounded up; 0 if the driver does not say."""
     reserved = _optional_number(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved)
-    return MiB(-(-(reserved or 0) // _MIB))
+    return MiB(-(-(reserved or 0) // _BYTES_PER_MIB))
 
 
 _ARCHITECTURES = {

@@ -93,10 +93,10 @@ _OBJECT_NAME_PATTERN = re.compile(
 
 def parse_cards(text: str, source: str) -> CardsAndHealth:
     """Parse the text of a file into cards and their health. Raises InvalidCards."""
-    return _inventory(_entries(text, source), source)
+    return _inventory(_parse_card_entries(text, source), source)
 
 
-def _entries(text: str, source: str) -> list[_CardEntry]:
+def _parse_card_entries(text: str, source: str) -> list[_CardEntry]:
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -215,7 +215,7 @@ class SimulatedGpus:
             return {}
 
     def _load(self, text: str) -> None:
-        entries = _entries(text, str(self._path))
+        entries = _parse_card_entries(text, str(self._path))
         self._inventory = _inventory(entries, str(self._path))
         self._processes = {
             entry.uuid: [

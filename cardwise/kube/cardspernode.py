@@ -45,7 +45,7 @@ class CardsPerNodeLimiter(Generic[T]):
     def project(self, content: bytes) -> tuple[str, T] | None:
         """Project an object for the reflector; None if the node has too many."""
         projected = self._project(content)
-        return projected if projected is not None and self._admit(projected[0], projected[1].node) else None
+        return projected if projected is not None and self._admit_card(projected[0], projected[1].node) else None
 
     def on_change(self, key: str, old: T | None, new: T) -> None:
         self._pending.pop(key, None)
@@ -53,7 +53,7 @@ class CardsPerNodeLimiter(Generic[T]):
 
     def on_delete(self, key: str, old: T) -> None:
         self._pending.pop(key, None)
-        self._forget(key)
+        self._forget_card(key)
         self._handler.on_delete(key, old)
 
     def on_synced(self) -> None:
@@ -63,16 +63,16 @@ class CardsPerNodeLimiter(Generic[T]):
     def on_list_failed(self) -> None:
         """Undo the admissions of a list that failed. A hook of the reflector."""
         for key, node in self._pending.items():
-            self._forget(key)
+            self._forget_card(key)
             if node:
-                self._keep(key, node)
+                self._record_node_of_card(key, node)
         self._pending.clear()
 
-    def _admit(self, key: str, node: str) -> bool:
+    def _admit_card(self, key: str, node: str) -> bool:
         if self._node_of.get(key) == node:
             return True
         former_node = self._node_of.get(key, "")
-        self._forget(key)
+        self._forget_card(key)
         is_full = len(self._keys.get(node, ())) >= MAX_CARDS_PER_NODE
         if former_node or not is_full:
             self._pending.setdefault(key, former_node)
@@ -81,14 +81,14 @@ class CardsPerNodeLimiter(Generic[T]):
                 self._warned.add(node)
                 _log.warning("ignored ExtendedResources: the node has too many", node=node, limit=MAX_CARDS_PER_NODE)
             return False
-        self._keep(key, node)
+        self._record_node_of_card(key, node)
         return True
 
-    def _keep(self, key: str, node: str) -> None:
+    def _record_node_of_card(self, key: str, node: str) -> None:
         self._node_of[key] = node
         self._keys.setdefault(node, set()).add(key)
 
-    def _forget(self, key: str) -> None:
+    def _forget_card(self, key: str) -> None:
         node = self._node_of.pop(key, None)
         if node is None:
             return

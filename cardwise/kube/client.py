@@ -34,7 +34,7 @@ from cardwise.kube.watching import Watch
 JSON_CONTENT_TYPE = "application/json"
 CONNECT_TIMEOUT = 5.0  # seconds
 MAX_BYTES = 64 << 20  # bytes of a response, such as one page of a list; an object has at most a few MiB
-MAX_BYTES_WHOLE = 2 << 30  # bytes of a whole list in one response; 60,000 pods of 10 KiB are 600 MiB
+MAX_UNPAGED_LIST_BYTES = 2 << 30  # bytes of a whole list in one response; 60,000 pods of 10 KiB are 600 MiB
 
 PatchKind = Literal["merge", "strategic", "json"]
 PATCH_TYPES: dict[PatchKind, str] = {
@@ -64,7 +64,7 @@ _CLOCK_ERRORS = ("certificate is not yet valid", "certificate has expired")  # O
 _encode = msgspec.json.Encoder().encode
 _decode = null_deep_values(msgspec.json.Decoder().decode)
 _decode_list_head = tolerate_depth(msgspec.json.Decoder(wire.ListHead).decode)
-_decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
+_decode_list_begin = msgspec.json.Decoder(wire.ListBegin).decode
 # Bytes at the beginning of a list in which its metadata is searched; a continue token has some hundred bytes.
 _LIST_HEAD_BYTES = 2048
 
@@ -248,7 +248,7 @@ class KubeClient:
         limit: objects per page; 0 for all objects in one page, with five times the timeout.
         """
         params = dict(query or {})
-        max_bytes = MAX_BYTES if limit else MAX_BYTES_WHOLE
+        max_bytes = MAX_BYTES if limit else MAX_UNPAGED_LIST_BYTES
         if not limit and timeout is not None:
             timeout *= _UNPAGED_TIMEOUT_FACTOR
         while True:
@@ -465,7 +465,7 @@ def _list_meta(page: bytes) -> wire.ListMeta:
     begin, items_key, _ = page[:_LIST_HEAD_BYTES].partition(b'"items":[')
     if items_key:
         with contextlib.suppress(msgspec.DecodeError):
-            return _decode_begin(begin + b'"items":[]}').metadata
+            return _decode_list_begin(begin + b'"items":[]}').metadata
     return _decode_list_head(page).metadata
 
 

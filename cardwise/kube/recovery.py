@@ -10,7 +10,7 @@ from typing import Protocol
 from cardwise.clock import Clock
 
 # Seconds. The end of a shorter outage is not announced: the pauses of other loops are then short as well.
-_BRIEF_SECONDS = 1.0
+_MIN_ANNOUNCED_OUTAGE_SECONDS = 1.0
 
 
 class Retrying(Protocol):
@@ -30,7 +30,7 @@ class Recovery:
 
     Thread-safe. No loop makes more calls than its back-off allows, even if the API server refuses one kind of object or
     fails every second call. For this reason, a success is announced only at the end of an `Outage` of at least
-    `_BRIEF_SECONDS`, and each loop later makes up for a pause that was ended early (`Retrying.retry`).
+    `_MIN_ANNOUNCED_OUTAGE_SECONDS`, and each loop later makes up for a pause that was ended early (`Retrying.retry`).
     """
 
     def __init__(self) -> None:
@@ -72,5 +72,5 @@ class Outage:
     def mark_succeeded(self) -> None:
         """Record a successful call, which ends the outage. After a longer outage, the other loops retry at once."""
         since, self._since = self._since, None
-        if since is not None and self._clock.now() - since >= _BRIEF_SECONDS:
+        if since is not None and self._clock.now() - since >= _MIN_ANNOUNCED_OUTAGE_SECONDS:
             self._recovery.announce(self._loop)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 # Sizes of pods: the maximum number of cards that a pod of the size requests, and the name of the size.
-_SIZES: Final[Sequence[tuple[float, str]]] = (
+_POD_SIZES: Final[Sequence[tuple[float, str]]] = (
     (0.0, "no GPU"),
     (0.25, "to 1/4"),
     (0.5, "to 1/2"),
@@ -15,7 +15,7 @@ _SIZES: Final[Sequence[tuple[float, str]]] = (
     (4.0, "to 4"),
     (float("inf"), "over 4"),
 )
-SIZE_NAMES: Final = tuple(name for _, name in _SIZES)
+SIZE_NAMES: Final = tuple(name for _, name in _POD_SIZES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class RefusalCounter:
 
     def add(self, cards: float, *, refused: bool) -> None:
         """Count an arrived pod that requests `cards` cards."""
-        size = next(name for limit, name in _SIZES if cards <= limit)
+        size = next(name for limit, name in _POD_SIZES if cards <= limit)
         for counts in (self._arrived, self._refused)[: 1 + refused]:
             counts[size][0] += 1
             counts[size][1] += cards

@@ -32,12 +32,13 @@ class Mean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillSummary:
-    """The means of the `fill` runs of one workload and policy.
+    """The results of the `fill` runs of one workload and policy, averaged over the runs.
 
     workload: its index.
     at: allocated cards by requested cards, both in percent of all cards.
     points: the curve, averaged point by point.
-    first_refusal: mean of the runs that refused a pod; None if no run refused a pod.
+    first_refusal: the mean of `FillResult.first_refusal`, in percent of all cards, over the runs that refused a pod;
+        None if no run refused a pod.
     """
 
     workload: int
@@ -52,7 +53,7 @@ class FillSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnSummary:
-    """The means of the `churn` runs of one workload and policy, with the percents of `ChurnResult`.
+    """The results of the `churn` runs of one workload and policy, averaged over the runs. Units as in `ChurnResult`.
 
     workload: its index.
     samples: the samples, averaged over runs at about the same times.
@@ -96,7 +97,7 @@ def summarize_fills(
                 for shape_fits in zip(*(fill.fits for fill in group), strict=True)
             ),
         )
-        for (workload, policy), group in _group(runs, outcomes).items()
+        for (workload, policy), group in _group_by_workload_and_policy(runs, outcomes).items()
     ]
 
 
@@ -113,7 +114,7 @@ def summarize_churns(runs: Sequence[SimulationRun], outcomes: Sequence[ChurnResu
             samples=_mean_samples(group),
             refused=_sum_refused([churn.refused for churn in group]),
         )
-        for (workload, policy), group in _group(runs, outcomes).items()
+        for (workload, policy), group in _group_by_workload_and_policy(runs, outcomes).items()
     ]
 
 
@@ -123,7 +124,9 @@ def mean(numbers: Iterable[float]) -> Mean:
     return Mean(fmean(population), pstdev(population)) if population else Mean(0.0, 0.0)
 
 
-def _group(runs: Sequence[SimulationRun], outcomes: Sequence[_R]) -> dict[tuple[int, str], list[_R]]:
+def _group_by_workload_and_policy(
+    runs: Sequence[SimulationRun], outcomes: Sequence[_R]
+) -> dict[tuple[int, str], list[_R]]:
     groups: dict[tuple[int, str], list[_R]] = {}
     for run, outcome in zip(runs, outcomes, strict=True):
         groups.setdefault((run.workload, run.policy), []).append(outcome)
@@ -146,7 +149,7 @@ def _mean_points(fills: Sequence[FillResult]) -> tuple[FillPoint, ...]:
 
 
 def _mean_samples(churns: Sequence[ChurnResult]) -> tuple[ChurnSample, ...]:
-    """The means of the n-th samples of all runs, for each n: the n-th samples have almost the same times."""
+    """For each n, the n-th samples of all runs, averaged: the n-th samples have almost the same times."""
     return tuple(
         ChurnSample(
             fmean(s.time for s in samples), fmean(s.allocated for s in samples), fmean(s.fragmented for s in samples)

@@ -22,11 +22,11 @@ from deviceplugin.sources.containers import RuntimeContainers, RuntimeFacts, Run
 
 _log = structlog.get_logger(__name__)
 
-NO_CDI = (
+NO_CDI_FOR_DEVICES_TEXT = (
     "devices other than GPUs need CDI, and on this node the container runtime does not support CDI, or "
     f"--gpu-access=env disables it; {CDI_SINCE}"
 )
-NO_CDI_NO_MPS = (
+NO_CDI_FOR_MPS_TEXT = (
     "MPS needs CDI, and on this node the container runtime does not support CDI, or --gpu-access=env disables it; "
     f"annotate the pod {names.ISOLATION}: none, or run no MPS manager on such nodes"
 )
@@ -176,7 +176,7 @@ def device_problem(device: OtherDevice, access: Access | None) -> str | None:
     if device.problem:
         return device.problem
     if access is Access.ENV:
-        return NO_CDI
+        return NO_CDI_FOR_DEVICES_TEXT
     try:
         cdi.device_edits(device)
     except (cdi.NoDevice, OSError) as error:

@@ -15,7 +15,7 @@ from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from deviceplugin.grants.grants import Grant
 
-_BYTES = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 
 
 def container_env(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
@@ -46,7 +46,7 @@ def _card_env(grant: Grant) -> dict[str, str]:
         names.ENV_DEVICE_ORDER: names.ENV_PCI_BUS_ID,
         names.ENV_LIMIT_MIB: str(limit),
         names.ENV_FRACTION: fraction,
-        names.ENV_CUPY_LIMIT: str(limit * _BYTES),
+        names.ENV_CUPY_LIMIT: str(limit * _BYTES_PER_MIB),
         **(mps.environment([share.mem for share in shares], _sm_percent(grant, shares)) if grant.mps else {}),
     }
 

@@ -38,7 +38,7 @@ from cardwise.core.values.wording import quote_text
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube import errors
-from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery
+from deviceplugin.grants.access import NO_CDI_FOR_DEVICES_TEXT, NO_CDI_FOR_MPS_TEXT, Access, Delivery
 from deviceplugin.grants.cdi import NoDevice
 from deviceplugin.grants.grants import (
     AddedGrant,
@@ -275,7 +275,7 @@ class PreStart:
         grant, pod = self._build_desired_grant(container, uid, slots)
         access = self._access()
         if grant.devices and access is Access.ENV:
-            raise StartRefused(f"pod {grant.pod}: {NO_CDI}")
+            raise StartRefused(f"pod {grant.pod}: {NO_CDI_FOR_DEVICES_TEXT}")
         if pod is not None and access is Access.ENV and _has_no_visible_card(pod, grant):
             raise StartRefused(
                 f"pod {grant.pod} was bound while this node had CDI, so its environment names no GPU; create it again"
@@ -296,7 +296,7 @@ class PreStart:
         try:
             grant = self._mps.wait_ready(grant, kernel_obstacles, lambda: self._reserve_wait(grant), is_active)
             if grant.mps and grant.shares and access is Access.ENV:
-                raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
+                raise StartRefused(f"pod {grant.pod}: {NO_CDI_FOR_MPS_TEXT}")
             self._check_adopted(grant, deadline)
             totals = {card.uuid: card.memory for card in hardware.cards.values()}
             added = self._add_or_wait(grant, totals, deadline, is_active)

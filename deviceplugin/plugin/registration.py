@@ -114,7 +114,7 @@ class Registration:
             "registration",
             self._register_if_needed,
             failed="registration failed",
-            failures=metrics.FAILURES,
+            failures=metrics.THREAD_FAILURES,
             expected=(NotRegistered, OSError),
             every=_POLL_SECONDS,
             clock=clock,

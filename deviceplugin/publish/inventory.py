@@ -107,7 +107,7 @@ class NodePublisher:
             "inventory",
             self._reconcile,
             failed="failed to publish the GPUs",
-            failures=metrics.FAILURES,
+            failures=metrics.THREAD_FAILURES,
             expected=(errors.KubeError,),
             every=_INTERVAL_SECONDS,
             clock=clock,
@@ -171,7 +171,7 @@ class NodePublisher:
             name,
             wait_for_change,
             failed="failed to watch the hardware of this node",
-            failures=metrics.FAILURES,
+            failures=metrics.THREAD_FAILURES,
             every=0.0,
             clock=self._clock,
         )

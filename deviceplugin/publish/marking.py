@@ -28,7 +28,7 @@ _MAX_FAILURES = (
 _MAX_QUEUED = 10_000  # maximum number of pods whose mark waits until the API server answers again
 
 
-class Marker:
+class PodMarker:
     """Patches each granted pod once, in its own thread, and retries after transient errors."""
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM) -> None:
@@ -40,7 +40,7 @@ class Marker:
             "marking",
             self._mark_next,
             failed=_FAILED_TEXT,
-            failures=metrics.FAILURES,
+            failures=metrics.THREAD_FAILURES,
             expected=(errors.KubeError,),
             every=None,
             clock=clock,

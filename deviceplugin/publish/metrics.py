@@ -10,7 +10,7 @@ from cardwise.core.api.cards import FULL_CORE
 from cardwise.kube.objects.extendedresources import IsolationStatus
 from deviceplugin.publish.cardloads import CardLoad
 
-_BYTES = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 _LABELS = ["gpu", "index", "model"]
 
 PRE_START = Histogram(
@@ -20,7 +20,7 @@ PRE_START = Histogram(
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
 REGISTRATIONS = Counter("cardwise_registrations", "Registrations with the kubelet")
-FAILURES = Counter(
+THREAD_FAILURES = Counter(
     "cardwise_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
@@ -29,20 +29,20 @@ UNKNOWN_HOLDERS = Gauge(
     "cardwise_unknown_holders",
     "Pods that ran at the start and may hold a share, but have no readable assignment",
 )
-UNREADABLE = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
+UNREADABLE_GRANTS = Gauge("cardwise_unreadable_grants", "Grants on disk that could not be read at the start")
 
 _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLoad], float]], ...] = (
-    ("cardwise_gpu_memory_bytes", "Memory of the GPU.", lambda level: level.card.memory * _BYTES),
+    ("cardwise_gpu_memory_bytes", "Memory of the GPU.", lambda level: level.card.memory * _BYTES_PER_MIB),
     (
         "cardwise_gpu_used_bytes",
         "Memory of the GPU that pods of this node request.",
-        lambda level: level.used * _BYTES,
+        lambda level: level.used * _BYTES_PER_MIB,
     ),
-    ("cardwise_gpu_free_bytes", "Memory of the GPU that no pod requests.", lambda level: level.free * _BYTES),
+    ("cardwise_gpu_free_bytes", "Memory of the GPU that no pod requests.", lambda level: level.free * _BYTES_PER_MIB),
     (
         "cardwise_gpu_granted_bytes",
         "Memory of the GPU that started containers hold.",
-        lambda level: level.granted * _BYTES,
+        lambda level: level.granted * _BYTES_PER_MIB,
     ),
     ("cardwise_gpu_shares", "Containers that have a share of the GPU.", lambda level: level.shares),
     (
@@ -102,6 +102,6 @@ def connect_gauges(
     """Set the functions that the gauges call at each scrape."""
     GRANTS.set_function(grants)
     TERMINATING_SHARES.set_function(reported_shares)
-    UNREADABLE.set(unreadable)
+    UNREADABLE_GRANTS.set(unreadable)
     CARDS.read_loads = cards
     CARDS.read_isolation = isolation

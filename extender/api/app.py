@@ -67,7 +67,7 @@ class AppComponents:
     outdated_watches: Callable[[], list[str]] = list
     disconnected_seconds: Callable[[], Mapping[str, float]] = dict
     leadership: Leadership = field(default_factory=Leadership)
-    notice: verbs.Notice | None = None
+    notice: verbs.NotifyFullQuota | None = None
     inspect_unit: Unit = Unit.MIB
 
 

@@ -57,14 +57,14 @@ class AnswerSettings:
     one_best_node: bool
 
 
-Notice = Callable[[PodRef, FullEntry], None]
+NotifyFullQuota = Callable[[PodRef, FullEntry], None]
 
 
 def filter_nodes(
     state: State,
     preferences: AnswerSettings,
     args: FilterArgs,
-    notice: Notice | None = None,
+    notice: NotifyFullQuota | None = None,
     call: Call = Call(),
 ) -> FilterResult:
     """The best node for the pod; all nodes that fit if kube-scheduler should choose among them.

@@ -35,8 +35,8 @@ _log = structlog.get_logger(__name__)
 
 _READ_SECONDS = 5.0  # seconds for one read of the pod
 # Seconds after which a pass starts no further look-up: expired plans and terminating pods are handled only afterwards.
-_LOOK_UP_SECONDS = 2.0
-_ASK_SECONDS = 1.0  # seconds for one look-up
+_LOOK_UP_PASS_SECONDS = 2.0
+_LOOK_UP_TIMEOUT = 1.0  # seconds for one look-up
 _MAX_PARALLEL_LOOK_UPS = 8  # look-ups at the same time
 _POST_SECONDS = 10.0  # seconds for one attempt to post; without a response the pod is read then
 _MAX_PARALLEL_POSTS = (
@@ -364,15 +364,15 @@ def confirm_bindings(
 ) -> None:
     """Find out the outcome of Bindings that no watch event has confirmed in time, by one consistent read of each pod.
 
-    due: the pods, from `State.overdue_bindings`. A pod whose look-up does not start within `_LOOK_UP_SECONDS` is looked
-        up by a later call.
+    due: the pods, from `State.overdue_bindings`. A pod whose look-up does not start within `_LOOK_UP_PASS_SECONDS` is
+        looked up by a later call.
 
     The leader releases a reservation only after it has fenced the pod; if fencing fails, the reservation stays. An
     extender that is not the leader releases nothing until another extender has led: it may become leader again, and
     then needs its reservations. Once another extender has led, the next epoch reads all pods anyway. After a failed
     look-up the pod is looked up again later, after the other pods.
     """
-    until, epoch = clock.now() + _LOOK_UP_SECONDS, leadership.epoch()
+    until, epoch = clock.now() + _LOOK_UP_PASS_SECONDS, leadership.epoch()
     if epoch is None and leadership.is_uninterrupted():
         return
 
@@ -380,9 +380,9 @@ def confirm_bindings(
         if clock.now() >= until:
             return
         try:
-            pod_state = fence.read_state(pod, timeout=_ASK_SECONDS)
+            pod_state = fence.read_state(pod, timeout=_LOOK_UP_TIMEOUT)
             if pod_state is PodState.UNBOUND and epoch is not None:
-                pod_state = fence.fence_pod(pod, leadership.fencing_token(epoch), timeout=_ASK_SECONDS)
+                pod_state = fence.fence_pod(pod, leadership.fencing_token(epoch), timeout=_LOOK_UP_TIMEOUT)
         except errors.KubeError as error:
             _log.info("failed to read a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
             pod_state = PodState.UNFENCED

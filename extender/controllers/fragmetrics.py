@@ -44,9 +44,7 @@ class FragMetrics(Collector):
         self._metrics: tuple[Metric, ...] = ()
 
     def describe(self) -> Iterator[Metric]:
-        """Describe no metrics. Without this method the registry would call `collect` to learn which metrics there
-        are.
-        """
+        """Describe no metrics. Without this method the registry would call `collect` to learn their names."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -98,7 +96,7 @@ class FragMetrics(Collector):
             self._request_sizes = request_sizes or fragmentation.count_requests(ledger.holdings())
             self._learned_at = now
         self._kinds_at = changes
-        fragments.learn(fragmentation.typical_pods(self._request_sizes, ledger.kinds))
+        fragments.set_expected_pods(fragmentation.typical_pods(self._request_sizes, ledger.kinds))
 
     def _make_metrics(self, fragments: "Fragments", kinds: CardKinds) -> Iterator[Metric]:
         total, by_class = fragments.total(), fragments.memory_by_class(kinds)

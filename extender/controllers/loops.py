@@ -39,7 +39,7 @@ _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]
 
-FAILURES = Counter(
+THREAD_FAILURES = Counter(
     "cardwise_extender_thread_failures",
     "Unexpected errors from which a thread recovered; see the log",
     ["thread"],
@@ -96,7 +96,7 @@ class Loops:
         }
         failed = "a step failed; the loop continues"
         self._loops = [
-            Loop(name, run_steps(steps), failed=failed, failures=FAILURES, every=seconds, clock=clock)
+            Loop(name, run_steps(steps), failed=failed, failures=THREAD_FAILURES, every=seconds, clock=clock)
             for name, (seconds, steps) in threads.items()
             if steps
         ]

@@ -117,7 +117,11 @@ class NominationWriter:
             path = paths.pods(nominee.pod.namespace, nominee.pod.name)
             pod = self._client.get(path, timeout=_TIMEOUT, managed_fields=True)
             metadata = pod["metadata"]
-            if metadata["uid"] != nominee.pod.uid or pod["spec"].get("nodeName") or not _is_ours(pod, nominee.node):
+            if (
+                metadata["uid"] != nominee.pod.uid
+                or pod["spec"].get("nodeName")
+                or not _is_node_from_extender(pod, nominee.node)
+            ):
                 return
             self._write_node(nominee.pod, metadata["resourceVersion"], None)
         except (errors.NotFound, errors.Invalid):
@@ -178,7 +182,7 @@ def _log_errors(do: Callable[[Nominee], None], nominee: Nominee) -> None:
         _log.exception("failed to write a nominated node", pod=nominee.pod.pod, uid=nominee.pod.uid)
 
 
-def _is_ours(pod: Mapping[str, Any], node: str) -> bool:
+def _is_node_from_extender(pod: Mapping[str, Any], node: str) -> bool:
     """Whether an extender has written this node into the pod's status, according to `metadata.managedFields`."""
     if (pod.get("status") or {}).get("nominatedNodeName") != node:
         return False

@@ -23,7 +23,7 @@ _NODES_PER_LOCK = 64  # nodes that are scored in one critical section: takes hal
 _MAX_LOCKS_PER_STEP = 100  # maximum number of critical sections in one step
 _TIMEOUT = 5.0
 _SAVE_SECONDS = 60.0  # seconds between two saves of the workload
-_COMPARE_SECONDS = 300.0  # seconds between two checks of whether the ConfigMap still has the settings
+_SETTINGS_CHECK_SECONDS = 300.0  # seconds between two checks of whether the ConfigMap still has the settings
 _NO_LIMITS = CardLimits()
 
 
@@ -101,7 +101,7 @@ class WorkloadController:
         return True
 
     def _save_requests(self, text: str) -> None:
-        if text == self._saved_text or self._save_data({names.WORKLOAD_REQUESTS: text}):
+        if text == self._saved_text or self._write_configmap({names.WORKLOAD_REQUESTS: text}):
             self._saved_text, self._save_at = text, self._clock.now() + _SAVE_SECONDS
 
     def _publish_if_needed(self, *, leads: bool) -> None:
@@ -117,7 +117,7 @@ class WorkloadController:
         self._unpublished += 1
         if not self._unpublished & (self._unpublished - 1):
             self._published = self._publish_settings()
-            self._compare_at = self._clock.now() + _COMPARE_SECONDS if self._published else float("inf")
+            self._compare_at = self._clock.now() + _SETTINGS_CHECK_SECONDS if self._published else float("inf")
 
     def _publish_settings(self) -> bool:
         """Write the settings. Returns whether the ConfigMap now has these settings."""
@@ -131,7 +131,7 @@ class WorkloadController:
             return False
         # Read again, so that a workload that was removed is saved again.
         self._saved_text = saved_data.get(names.WORKLOAD_REQUESTS, "")
-        return self._settings.items() <= saved_data.items() or self._save_data(self._settings)
+        return self._settings.items() <= saved_data.items() or self._write_configmap(self._settings)
 
     def _restore_workload(self) -> bool:
         """Read the saved workload. Returns False if the read failed and must be repeated."""
@@ -151,7 +151,7 @@ class WorkloadController:
             _log.warning("ignored the saved workload model", error=str(error))
         return True
 
-    def _save_data(self, data: dict[str, str]) -> bool:
+    def _write_configmap(self, data: dict[str, str]) -> bool:
         path = paths.configmaps(self._namespace, names.WORKLOAD)
         try:
             try:

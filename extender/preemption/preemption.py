@@ -42,21 +42,20 @@ from extender.queue.schedulingqueue import PodAwaitingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
 
-_CALL_SECONDS: Final = 0.5  # seconds for the search of one call; kube-scheduler waits 1 s
-_CALL_PLANNING_SECONDS: Final = 0.2  # the part of `_CALL_SECONDS` for the plans of a gang
-_CHOICE_SECONDS: Final = (
-    0.25  # of `_CALL_SECONDS`, for the wait until it is known which nodes kube-scheduler chose from earlier answers
-)
+_CALL_SEARCH_SECONDS: Final = 0.5  # seconds for the search of one call; kube-scheduler waits 1 s
+_CALL_GANG_PLAN_SECONDS: Final = 0.2  # the part of `_CALL_SEARCH_SECONDS` for the plans of a gang
+# The part of `_CALL_SEARCH_SECONDS` for the wait until the nodes chosen from earlier answers are known.
+_CHOSEN_NODES_WAIT_SECONDS: Final = 0.25
 _CHECK_SECONDS: Final = 0.005  # seconds between two checks of these choices
-_OWN_SECONDS: Final = 5.0  # seconds for a search for which kube-scheduler does not wait
-_OWN_PLANNING_SECONDS: Final = 2.0  # the part of `_OWN_SECONDS` for the plans of a gang
+_BACKGROUND_SEARCH_SECONDS: Final = 5.0  # seconds for a search for which kube-scheduler does not wait
+_BACKGROUND_GANG_PLAN_SECONDS: Final = 2.0  # the part of `_BACKGROUND_SEARCH_SECONDS` for the plans of a gang
 _MAX_SEARCHES: Final = 8  # searches in one call for a gang, if the cluster changes again and again
 # Maximum numbers of nodes, and of members with victims, that are checked under the lock; if there are more, they are
 # checked before.
 _MAX_CHECKED_NODES: Final = 16
 _MAX_CHECKED_MEMBERS: Final = 8
 _MAX_CHECKS: Final = 8  # maximum number of checks of one search result: the cluster may change during a check
-_MAX_FEWER_CHECKS: Final = 3  # checks of whether fewer victims are enough for a gang, before they are evicted
+_MAX_FEWER_VICTIMS_CHECKS: Final = 3  # checks of whether fewer victims are enough for a gang, before they are evicted
 _STEP_SECONDS: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 # Nodes that are searched for one pod; kube-scheduler tries a tenth of all nodes, and at least 100.
 _MAX_NODES: Final = 256
@@ -177,8 +176,8 @@ class Preemption:
         scheduler_victims: kube-scheduler's own victims, by node.
         member: whether the pod may be in a gang that does not run.
         """
-        until = self._clock.now() + _CALL_SECONDS
-        search_until = until - _CALL_PLANNING_SECONDS if member else until
+        until = self._clock.now() + _CALL_SEARCH_SECONDS
+        search_until = until - _CALL_GANG_PLAN_SECONDS if member else until
         self._await_chosen_nodes()
         with self._lock:
             # Nodes where the extender itself evicts for other members.
@@ -312,7 +311,7 @@ class Preemption:
                 self._cache.capacity.mark_freed()
 
     def _search_for_pod(self, pending: PodAwaitingPreemption) -> list[Eviction]:
-        candidates = self._find_candidates(pending, self._clock.now() + _OWN_SECONDS)
+        candidates = self._find_candidates(pending, self._clock.now() + _BACKGROUND_SEARCH_SECONDS)
         with self._lock:
             self._cache.sync_cards()
             return self._commit_eviction(pending, candidates.cluster, candidates.victims)
@@ -326,8 +325,8 @@ class Preemption:
             if self._gang_preemption.is_over_quota(uid):
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
-        until, refused, evictions = self._clock.now() + _OWN_SECONDS, self._refused, list[Eviction]()
-        candidates = self._find_candidates(pending, until - _OWN_PLANNING_SECONDS, unhelped)
+        until, refused, evictions = self._clock.now() + _BACKGROUND_SEARCH_SECONDS, self._refused, list[Eviction]()
+        candidates = self._find_candidates(pending, until - _BACKGROUND_GANG_PLAN_SECONDS, unhelped)
 
         def find_victims(nominated: NominatedPods, node: str) -> Victims | None:
             return nominated.find_unprotected_victims(
@@ -391,7 +390,7 @@ class Preemption:
         """Commit the victims, if they are still valid, and if fewer victims are not enough now.
 
         Fewer victims may be enough if capacity was freed, or if something has changed on the nodes where the pod's
-        victims were searched. This is checked on a later snapshot, at most `_MAX_FEWER_CHECKS` times.
+        victims were searched. This is checked on a later snapshot, at most `_MAX_FEWER_VICTIMS_CHECKS` times.
         """
         claimant, latest, checked, checks = search.claimant, snapshot, snapshot, 0
         for _ in range(_MAX_CHECKS):
@@ -412,7 +411,7 @@ class Preemption:
                         return _Commit.CONFLICT
                     changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, search.nodes)
                     may_need_fewer = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
-                    if not may_need_fewer or checks == _MAX_FEWER_CHECKS or search.is_over():
+                    if not may_need_fewer or checks == _MAX_FEWER_VICTIMS_CHECKS or search.is_over():
                         return _Commit.DONE if search.commit(gang_victims) else _Commit.REFUSED
                     later = self._gang_preemption.take_snapshot(claimant.uid, self._cache.snapshot())
             if not is_small:
@@ -486,14 +485,14 @@ class Preemption:
         return _Candidates(snapshot, gang, candidates)
 
     def _await_chosen_nodes(self) -> None:
-        """Wait, for at most `_CHOICE_SECONDS`, until it is known which nodes kube-scheduler has chosen from the last
-        answers.
+        """Wait, for at most `_CHOSEN_NODES_WAIT_SECONDS`, until it is known which nodes kube-scheduler has chosen from
+        the last answers.
 
         kube-scheduler writes its choice before it calls for another pod, but our watch may be late. Until the choice is
         known, the cards on all nodes of the last answers are reserved. These may be all nodes of the cluster, and no
         event would requeue a pod that gets no card for this reason.
         """
-        until = self._clock.now() + _CHOICE_SECONDS
+        until = self._clock.now() + _CHOSEN_NODES_WAIT_SECONDS
         while self._clock.now() < until:
             with self._lock:
                 if not self._nominations.is_node_unknown(self._clock.now()):

@@ -38,7 +38,7 @@ from cardwise.core.gangs.gangs import Rank
 from cardwise.kube.fairqueueing import FairQueueing, RecentUse
 from extender.queue.searchpauses import SearchPauses
 from extender.records.pod import WaitingPod
-from extender.records.podinfo import TurnedAway, WaitingRecord
+from extender.records.podinfo import UnservedPod, WaitingRecord
 from extender.records.podref import PodRef
 
 # Maximum number of rows of pods that the watch does not show; most of these pods were deleted.
@@ -164,7 +164,7 @@ class SchedulingQueue:
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
         self._search_pauses = SearchPauses(clock)
         self._by_priority = False  # whether the last search was for a pod of the highest priority
-        self._turned_away: dict[str, TurnedAway] = {}  # pods whose calls no extender served
+        self._turned_away: dict[str, UnservedPod] = {}  # pods whose calls no extender served
         self._schedulers: set[str] = set()  # the schedulers that call this extender
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, a heap

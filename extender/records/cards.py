@@ -56,7 +56,7 @@ def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
         ExtenderStatus(
             status.allocated,
             status.free_mib,
-            shared.share_texts(status.classes),
+            shared.reuse_equal_texts(status.classes),
             tuple(extendedresources.terminating_shares(resource)),
         ),
         None if len(reported) == len(status.reported or ()) else _IGNORED_ENTRIES_TEXT,
@@ -71,4 +71,4 @@ def _selector_labels(resource: ExtendedResource) -> Mapping[str, str]:
         for texts in (own_labels, resource.spec.properties)
         for key, label_value in sorted(texts.items())
     }
-    return shared.share_labels(all_labels)
+    return shared.reuse_equal_labels(all_labels)

@@ -174,7 +174,7 @@ class Pod:
         )
 
     @property
-    def unscheduled(self) -> str | None:
+    def unscheduled_reason(self) -> str | None:
         """Why kube-scheduler has not placed the pod, from the pod's condition; None if the pod was not tried yet."""
         conditions = (self._manifest.get("status") or {}).get("conditions") or ()
         reasons = (condition.get("reason") for condition in conditions if condition.get("type") == "PodScheduled")
@@ -187,7 +187,7 @@ class Pod:
         Also returns None if the status named the node before kube-scheduler tried the pod, or if the pod may not
         preempt. In these cases no pods are preempted on that node.
         """
-        return self.status_node if self.unscheduled == UNSCHEDULABLE_REASON and self.may_preempt else None
+        return self.status_node if self.unscheduled_reason == UNSCHEDULABLE_REASON and self.may_preempt else None
 
     @property
     def status_node(self) -> str | None:

@@ -62,7 +62,7 @@ class PodRecord(PlacedPod, frozen=True, gc=False):
         return self.assignment is not None
 
 
-class TurnedAway(NamedTuple):
+class UnservedPod(NamedTuple):
     """A pod for which no extender served a call, and that kube-scheduler will try again."""
 
     priority: int
@@ -83,7 +83,7 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     classes: frozenset[str] = frozenset()
     waiting_pod: WaitingPod | None = None
     status_node: str = ""
-    turned_away: TurnedAway | None = None
+    turned_away: UnservedPod | None = None
     refused: bool = False
     is_bound_by_extender: bool = False
 
@@ -101,7 +101,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
         return _record_without_request(pod)
     meta = pod.metadata
     if not pod.spec.node_name:
-        return meta.uid, _waiting(raw, pod)
+        return meta.uid, _waiting_pod_record(raw, pod)
     if pod.static:
         return _record_without_request(pod)
     gang = meta.labels.get(names.GANG) or None
@@ -120,7 +120,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     return meta.uid, PodRecord(
         *_placed_pod_fields(pod, counts=not finished),
         grouped=pod.spec.scheduling_group is not None,
-        group=None if gang or finished else _group(pod),
+        group=None if gang or finished else _kubernetes_podgroup(pod),
         assignment=assigned,
         finished=finished,
         ended=_has_ended(pod),
@@ -153,13 +153,13 @@ def reflector_key(key: str, record: PlacedPod) -> str:
     return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else key
 
 
-def _waiting(raw: bytes, record: Pod) -> PodRecord:
+def _waiting_pod_record(raw: bytes, record: Pod) -> PodRecord:
     """The record of a pod without a node."""
     pod = _decode_whole_pod(raw)
     member = pod.member() if pod.gang else None
     if record.finished:  # no kubelet will start the pod
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
-    reason, nominated_node = pod.unscheduled, record.status.nominated_node_name
+    reason, nominated_node = pod.unscheduled_reason, record.status.nominated_node_name
     is_unanswered, refused, is_nominated = (
         reason == _FAILED_CALL_REASON,
         reason == UNSCHEDULABLE_REASON,
@@ -168,14 +168,14 @@ def _waiting(raw: bytes, record: Pod) -> PodRecord:
     is_new = not (refused or is_unanswered or nominated_node)
     return WaitingRecord(
         **pod.ref._asdict(),
-        group=None if pod.gang else _group(record),
+        group=None if pod.gang else _kubernetes_podgroup(record),
         gang=pod.gang,
         member=member,
         classes=pod.classes,
         waiting_pod=_waiting_pod(pod) if is_nominated or (is_new and pod.predictable) else None,
         status_node="" if is_nominated else nominated_node,
         # kube-scheduler does not try a pod with a gate, even if the condition is in its status.
-        turned_away=TurnedAway(pod.priority, intern(pod.scheduler))
+        turned_away=UnservedPod(pod.priority, intern(pod.scheduler))
         if is_unanswered and pod.is_bound_by_extender
         else None,
         refused=refused or is_unanswered,
@@ -195,14 +195,14 @@ def _record_without_request(pod: Pod) -> tuple[str, PlacedPod] | None:
 
     The key is "namespace/name". The reflector stores this text anyway, so the key takes no further memory.
     """
-    group = _group(pod)
+    group = _kubernetes_podgroup(pod)
     if not (pod.spec.node_name or group) or pod.finished:
         return None
     grouped = pod.spec.scheduling_group is not None
     return pod.full_name, PlacedPod(*_placed_pod_fields(pod), fixed=pod.static, grouped=grouped, group=group)
 
 
-def _group(pod: Pod) -> str | None:
+def _kubernetes_podgroup(pod: Pod) -> str | None:
     """The pod's PodGroup of Kubernetes, "namespace/name"; None if the pod names none or is being deleted."""
     if pod.spec.scheduling_group is None or pod.terminating:
         return None
@@ -221,7 +221,7 @@ def _placed_pod_fields(
         intern(meta.namespace),
         meta.name,
         pod.spec.priority or 0,
-        shared.share_labels(meta.labels),
+        shared.reuse_equal_labels(meta.labels),
         pod.terminating,
     )
 

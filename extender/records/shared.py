@@ -10,17 +10,17 @@ from functools import lru_cache
 from sys import intern
 
 _MAX_CACHED_ENTRIES = 4096
-_MAX_CHARACTERS = 2048  # maximum number of characters of an entry: then the tables take some 20 MiB at most
+_MAX_CHARACTERS = 2048  # maximum number of characters of a cached object: then the tables take some 20 MiB at most
 
 
-def share_labels(original: Mapping[str, str]) -> Mapping[str, str]:
+def reuse_equal_labels(original: Mapping[str, str]) -> Mapping[str, str]:
     """The shared object that equals these labels. It must not be changed."""
     if sum(map(len, original)) + sum(map(len, original.values())) > _MAX_CHARACTERS:
         return original
     return _cached_labels(tuple(sorted(original.items())))
 
 
-def share_texts(originals: Iterable[str]) -> tuple[str, ...]:
+def reuse_equal_texts(originals: Iterable[str]) -> tuple[str, ...]:
     """The shared tuple of these texts."""
     originals_tuple = tuple(originals)
     return _cached_texts(originals_tuple) if sum(map(len, originals_tuple)) <= _MAX_CHARACTERS else originals_tuple

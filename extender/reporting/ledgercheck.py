@@ -13,7 +13,7 @@ from extender.reporting.statuses import Disagreement
 _log = structlog.get_logger(__name__)
 
 # Seconds for which a card must disagree before it counts. Until then writes and watch events may still be on their way.
-PATIENCE_SECONDS = 60.0
+MIN_DISAGREEMENT_SECONDS = 60.0
 
 Differences = Mapping[tuple[str, Disagreement], int]
 """The disagreements on cards of a node, by the names of their ExtendedResources. The number is the MiB in a card's
@@ -31,7 +31,7 @@ class LedgerCheck:
         self._counts = dict.fromkeys(map(str, Disagreement), 0)
 
     def counts(self) -> dict[str, int]:
-        """The number of cards that have disagreed for longer than `PATIENCE_SECONDS`, by kind."""
+        """The number of cards that have disagreed for longer than `MIN_DISAGREEMENT_SECONDS`, by kind."""
         return self._counts
 
     def nodes(self) -> set[str]:
@@ -52,13 +52,13 @@ class LedgerCheck:
             }
 
     def update_counts(self, now: float) -> None:
-        """Count the cards that have disagreed for longer than `PATIENCE_SECONDS`, and log the first card of each
-        kind.
+        """Count the cards that have disagreed for longer than `MIN_DISAGREEMENT_SECONDS`, and log the first card of
+        each kind.
         """
         counts = dict.fromkeys(map(str, Disagreement), 0)
         for node, differences in self._first_seen.items():
             for (name, kind), (since, _) in differences.items():
-                if now - since > PATIENCE_SECONDS:
+                if now - since > MIN_DISAGREEMENT_SECONDS:
                     counts[kind] += 1
                     if counts[kind] == 1 and not self._counts[kind]:
                         _log.warning("the ledger and the cluster disagree on a card", card=name, node=node, kind=kind)

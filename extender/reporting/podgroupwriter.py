@@ -143,9 +143,9 @@ class PodGroupWriter:
             )
         now = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         wanted_status = podgroups.group_status(record, view, now)
-        if statuses.is_same(wanted_status, record.status):
+        if statuses.is_same_status(wanted_status, record.status):
             return None
-        patch = {"status": statuses.make_patch(wanted_status, record.status, now)}
+        patch = {"status": statuses.make_status_patch(wanted_status, record.status, now)}
         return wanted_status, lambda: self._client.patch(
             paths.podgroups(namespace, name, "status"), patch, "merge", timeout=_WRITE_TIMEOUT
         )

@@ -276,7 +276,7 @@ def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
     ]
 
 
-def missing_class(status: Json, current: Json) -> str | None:
+def new_missing_class_text(status: Json, current: Json) -> str | None:
     """The text about a missing class, if the desired status of a quota has this text and the current status does
     not.
     """
@@ -294,7 +294,7 @@ def _valid_reason(status: Json) -> str | None:
     )
 
 
-def is_same(new_status: Json, current: Json) -> bool:
+def is_same_status(new_status: Json, current: Json) -> bool:
     """Whether the two statuses are equal; times are ignored."""
     conditions = [
         {key: content for key, content in condition.items() if key != "lastTransitionTime"}
@@ -303,7 +303,7 @@ def is_same(new_status: Json, current: Json) -> bool:
     return new_status == (current | {"conditions": conditions} if "conditions" in current else current)
 
 
-def make_patch(new_status: Json, current: Json, now: str) -> Json:
+def make_status_patch(new_status: Json, current: Json, now: str) -> Json:
     """The merge patch from the current status to the new status, with times. An unchanged condition keeps its time."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")

@@ -52,7 +52,7 @@ _MAX_STORM_SECONDS = (
 )
 _MAX_COUNTED_NODES = 1000  # maximum number of nodes that one step counts
 _AUDIT_SECONDS = 30.0  # seconds in which each node is counted again, in case a change was missed
-_USAGE_SECONDS = 1.0
+_QUOTA_USAGE_CHECK_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_SECONDS = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # seconds until a refused write is tried again
@@ -60,9 +60,9 @@ _SLOW_SECONDS = 30.0  # seconds until a write without a response in time is trie
 _MAX_SLOW_OWNERS_IN_A_ROW = (
     3  # so many nodes or namespaces in a row without a response: the API server may be unreachable
 )
-_AWAY_SECONDS = 2.0  # seconds without any write after that; short, since these owners may be hostile
+_UNREACHABLE_PAUSE_SECONDS = 2.0  # seconds without any write after that; short, since these owners may be hostile
 _CONFLICT_SECONDS = 2.0  # seconds until a write is tried again after a conflict, or after its object was deleted
-_COMPLAIN_SECONDS = 60.0  # seconds between two log lines about the same failure
+_LOG_REPEAT_SECONDS = 60.0  # seconds between two log lines about the same failure
 
 
 class _Write(NamedTuple):
@@ -121,14 +121,14 @@ class StatusWriter:
 
     def step(self) -> None:
         """Compute the totals of changed nodes, and write as many of the changed statuses as the time allows."""
-        self._count_nodes()
-        self._check_classes()
-        self._check_quotas()
+        self._update_node_totals()
+        self._enqueue_changed_classes()
+        self._enqueue_changed_quotas()
         # Write only after all changed nodes are counted: before that, the sums of classes mix old and new counts.
         if not self._nodes and self._active():
-            self._write()
+            self._write_due_statuses()
 
-    def _count_nodes(self) -> None:
+    def _update_node_totals(self) -> None:
         now = self._clock.now()
         changed = self._state.take_changed_nodes()
         if changed:
@@ -182,7 +182,7 @@ class StatusWriter:
             self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.snapshot()], now)
         return audited_nodes
 
-    def _check_classes(self) -> None:
+    def _enqueue_changed_classes(self) -> None:
         now = self._clock.now()
         self._schedule.enqueue_all([Key(CLASS, name) for name in self._listers.classes.take_changed()], now)
         before = self._problems, self._automatic
@@ -191,10 +191,10 @@ class StatusWriter:
         if (self._problems, self._automatic) != before:  # the statuses of quotas report missing classes
             self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.snapshot()], now)
 
-    def _check_quotas(self) -> None:
+    def _enqueue_changed_quotas(self) -> None:
         now = self._clock.now()
         self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.take_changed()], now)
-        if now - self._usage_at < _USAGE_SECONDS:
+        if now - self._usage_at < _QUOTA_USAGE_CHECK_SECONDS:
             return
         self._usage_at = now
         keys: dict[str, list[Key]] = {}
@@ -207,7 +207,7 @@ class StatusWriter:
                 self._schedule.enqueue_all(its_keys, now)
         self._usage = usage
 
-    def _write(self) -> None:
+    def _write_due_statuses(self) -> None:
         began = now = self._clock.now()
         while now >= self._paused_until and now - began <= _STEP_SECONDS:
             if not self._write_rate.allows_write(now, self._allowed_rate(now)):
@@ -262,13 +262,13 @@ class StatusWriter:
         self._slow.add((key.kind, key.key.partition("/")[0]))
         if len(self._slow) >= _MAX_SLOW_OWNERS_IN_A_ROW:
             self._slow.clear()
-            self._paused_until = now + _AWAY_SECONDS
+            self._paused_until = now + _UNREACHABLE_PAUSE_SECONDS
         return _SLOW_SECONDS
 
     def _log_failure(self, key: Key, error: errors.KubeError) -> None:
-        """Log why statuses of this kind cannot be written, at most once in `_COMPLAIN_SECONDS` for the same failure."""
+        """Log why statuses of this kind cannot be written, once in `_LOG_REPEAT_SECONDS` for the same failure."""
         failure_key, now = (key.kind, error.status), self._clock.now()
-        if now - self._complained.get(failure_key, float("-inf")) >= _COMPLAIN_SECONDS:
+        if now - self._complained.get(failure_key, float("-inf")) >= _LOG_REPEAT_SECONDS:
             self._complained[failure_key] = now
             _log.warning("failed to write a status; trying again", kind=key.kind, name=key.key, error=str(error))
 
@@ -306,18 +306,18 @@ class StatusWriter:
             record, used, self._listers.classes.snapshot(), self._listers.cards.automatic_classes()
         )
         write = self._status_write(paths.gpuquotas(record.namespace, record.name, "status"), new_status, record.status)
-        missing = statuses.missing_class(new_status, record.status)
+        missing = statuses.new_missing_class_text(new_status, record.status)
         if write is None or missing is None:
             return write
         return write._replace(on_written=lambda: self._no_class(record, missing))
 
     def _status_write(self, path: str, new_status: Json, current: Json) -> _Write | None:
-        if statuses.is_same(new_status, current):
+        if statuses.is_same_status(new_status, current):
             return None
         return _Write(
             path,
             new_status,
-            statuses.make_patch(new_status, current, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")),
+            statuses.make_status_patch(new_status, current, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")),
         )
 
 

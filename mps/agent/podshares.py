@@ -19,7 +19,7 @@ ADVISORY = "advisory"
 UNKNOWN_ENFORCEMENT = ""
 _KEY = re.compile(r"(init-)?\d{1,4}")  # a container key, which is also the name of a folder
 _PORTS = range(65536)
-_BYTES = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,8 @@ def format_metrics(
     labelled_shares = [
         (_share_labels(key, share), share) for key, shares in settings.shares.items() for share in shares
     ]
-    limits = ((labels, share.mem * _BYTES) for labels, share in labelled_shares)
-    totals = ((labels, share.total * _BYTES) for labels, share in labelled_shares)
+    limits = ((labels, share.mem * _BYTES_PER_MIB) for labels, share in labelled_shares)
+    totals = ((labels, share.total * _BYTES_PER_MIB) for labels, share in labelled_shares)
     fractions = ((labels, fraction(share.mem, share.total)) for labels, share in labelled_shares)
     cores = ((labels, share.core) for labels, share in labelled_shares if share.core)
     enforcers = (({"key": key, "by": enforcer or "unknown"}, 1) for key, enforcer in enforced_by.items())

@@ -53,7 +53,7 @@ class AuditSettings:
 
     interval: float = INTERVAL_SECONDS
     passes: int = PASSES_TO_CONFIRM
-    tolerance: MiB = MiB(mps.MAX_CONTEXT)
+    tolerance: MiB = MiB(mps.MAX_CONTEXT_MIB)
     evict_after: float | None = None
     evict_per_hour: int = EVICTIONS_PER_HOUR
 
@@ -95,7 +95,7 @@ class Audit:
             "audit",
             self.audit_once,
             failed="failed to audit the GPUs",
-            failures=metrics.THREADS,
+            failures=metrics.THREAD_FAILURES,
             every=settings.interval,
             clock=clock,
         )
@@ -174,7 +174,7 @@ class Audit:
         evict_after = self._settings.evict_after
         if (
             evict_after is None
-            or standing.violation.reason not in findings.EVICTABLE
+            or standing.violation.reason not in findings.EVICTABLE_REASONS
             or standing.passes < self._settings.passes
         ):
             return False

@@ -27,7 +27,7 @@ class Reason(StrEnum):
 
 
 # Violations of pods that hold a share: only such pods are evicted.
-EVICTABLE = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_GPU, Reason.MPS_BYPASSED})
+EVICTABLE_REASONS = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_GPU, Reason.MPS_BYPASSED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from mps import metrics
 from mps.audit.findings import ProcessUse
 from mps.host.pods import PodView
 
-_BYTES = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 
 Labels = tuple[str, str, str, str]
 
@@ -30,7 +30,7 @@ def usage_by_container(uses: Iterable[ProcessUse], pods: Mapping[str, PodView]) 
             "",
         )
         labels = (pod.namespace, pod.name, container, use.card)
-        bytes_by_labels[labels] = bytes_by_labels.get(labels, 0) + use.memory * _BYTES
+        bytes_by_labels[labels] = bytes_by_labels.get(labels, 0) + use.memory * _BYTES_PER_MIB
     return bytes_by_labels
 
 
@@ -43,7 +43,7 @@ class Usage:
     def publish(self, usage: Mapping[Labels, int]) -> None:
         """Set the gauge, and remove the series of pods that do not use a card any more."""
         for labels, used_bytes in usage.items():
-            metrics.USED.labels(*labels).set(used_bytes)
+            metrics.USED_BYTES.labels(*labels).set(used_bytes)
         for labels in self._published - usage.keys():
-            metrics.USED.remove(*labels)
+            metrics.USED_BYTES.remove(*labels)
         self._published = set(usage)

@@ -22,7 +22,7 @@ from mps.host.control import CommandRefused, Control
 
 _log = structlog.get_logger(__name__)
 
-_BYTES = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 
 
 class Ceilings:
@@ -81,7 +81,7 @@ class Ceilings:
                     _log.warning("a server did not accept a new ceiling", card=self._unit.name, error=str(error))
         self.confirmed = confirmed
         for uuid, mib in confirmed.items():
-            metrics.CEILING.labels(uuid).set(mib * _BYTES)
+            metrics.CEILING_BYTES.labels(uuid).set(mib * _BYTES_PER_MIB)
 
     def _target_ceilings_by_card(self) -> dict[str, MiB]:
         """The ceilings to set, by UUID: the desired ones if known, else the confirmed ones, else the whole cards."""

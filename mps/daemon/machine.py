@@ -1,9 +1,9 @@
 """The life of one MPS daemon as a state machine: the next act, and the effect of its outcome. Pure.
 
-Theory of operation. `_TABLE` has a row for each phase: the act to perform, and the published MPS state. `next_act`
-returns the act once it is due, `daemon` performs the act, and `next_machine` computes the next state of the machine
-from the act's outcome. A property test checks that, in any order of failures, a daemon counts as ready only if it has
-just answered with the right settings, and that a daemon always becomes ready again.
+Theory of operation. `_ROW_BY_PHASE` has a row for each phase: the act to perform, and the published MPS state.
+`next_act` returns the act once it is due, `daemon` performs the act, and `next_machine` computes the next state of the
+machine from the act's outcome. A property test checks that, in any order of failures, a daemon counts as ready only if
+it has just answered with the right settings, and that a daemon always becomes ready again.
 
 Example, with the default pace: a ready daemon times out at 10 s and is SUSPECT, so the published state is Down. It
 times out again at 13 s and is killed. Its first failure delays the next start by 1 s, the second by 2 s, up to 60 s.
@@ -136,7 +136,7 @@ class _PhaseRow(NamedTuple):
     is_running: bool
 
 
-_TABLE: Final = {
+_ROW_BY_PHASE: Final = {
     DaemonPhase.OFF: _PhaseRow(Act.REST, MpsState.OFF, is_running=False),
     DaemonPhase.DOWN: _PhaseRow(Act.SWEEP, MpsState.DOWN, is_running=False),
     DaemonPhase.SPAWNING: _PhaseRow(Act.SPAWN, MpsState.STARTING, is_running=False),
@@ -153,17 +153,17 @@ _TABLE: Final = {
     DaemonPhase.UNAVAILABLE: _PhaseRow(Act.REST, MpsState.UNAVAILABLE, is_running=False),
     DaemonPhase.CHECKING: _PhaseRow(Act.CHECK, MpsState.STARTING, is_running=False),
 }
-RUNNING_PHASES: Final = frozenset(phase for phase, row in _TABLE.items() if row.is_running)
+RUNNING_PHASES: Final = frozenset(phase for phase, row in _ROW_BY_PHASE.items() if row.is_running)
 
 
 def mps_state(machine: Machine) -> MpsState:
     """The MPS state that is published for the daemon's phase."""
-    return _TABLE[machine.phase].state
+    return _ROW_BY_PHASE[machine.phase].state
 
 
 def next_act(machine: Machine, now: float) -> Act:
     """The act that is due now, REST if no act is due."""
-    return _TABLE[machine.phase].act if now >= machine.act_due_at else Act.REST
+    return _ROW_BY_PHASE[machine.phase].act if now >= machine.act_due_at else Act.REST
 
 
 def set_enabled(

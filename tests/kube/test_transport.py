@@ -215,7 +215,7 @@ def test_a_list_in_one_answer_may_be_larger_and_take_longer(api: ApiServer, monk
     client = api.client(clock=clock)
     assert len(list(client.list_pages(paths.pods(), limit=0))) == 1
     assert [request.timeout for request in api.sent("list")] == [300.0]
-    monkeypatch.setattr(clients, "MAX_BYTES_WHOLE", 1000)
+    monkeypatch.setattr(clients, "MAX_UNPAGED_LIST_BYTES", 1000)
     with pytest.raises(errors.TooLarge):
         list(client.list_pages(paths.pods(), limit=0))
 

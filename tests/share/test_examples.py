@@ -31,7 +31,7 @@ def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
     request_ = request.parse(pod)
     assert request_ is not None
     (container,) = pod["spec"]["containers"]
-    entries, _ = resources.merge_entries([], request_.containers[0], env_from=False)
+    entries, _ = resources.merge_env_entries([], request_.containers[0], env_from=False)
     written = {entry["name"] for entry in entries}
     own_values = [entry["value"] for entry in container.get("env", [])]
     arguments = " ".join([*container.get("command", []), *container["args"], *own_values])

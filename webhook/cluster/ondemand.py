@@ -27,7 +27,7 @@ from cardwise.runtime.logs import LineLimit
 
 _LIST_SECONDS: Final = 2.0  # the timeout of a list
 
-_SKIP_SECONDS: Final = 10.0  # seconds for which a gang's number is cached
+_NUMBER_CACHE_SECONDS: Final = 10.0  # seconds for which a gang's number is cached
 _MAX_CACHED: Final = 10_000  # maximum number of gangs in the cache
 _MAX_LOOKUPS: Final = 50  # maximum number of lookups per second of all namespaces together
 _MAX_LOOKUPS_PER_OWNER: Final = 10  # maximum number of lookups per second of one namespace
@@ -235,7 +235,7 @@ class GangNumbers:
                 key_to_skip = _ALL_GANGS
             else:
                 key_to_skip = namespace, gang, None
-            self._skip(key_to_skip, _TIMEOUT_SECONDS)
+            self._skip_lookup(key_to_skip, _TIMEOUT_SECONDS)
             self._log_limit.log(
                 "warning",
                 namespace,
@@ -249,10 +249,10 @@ class GangNumbers:
             self._lookup_slots.release(namespace)
         conflict = next(((name, other) for name, other in numbers.items() if other != number), None)
         if conflict is None and numbers:
-            self._skip(key, _SKIP_SECONDS)
+            self._skip_lookup(key, _NUMBER_CACHE_SECONDS)
         return conflict
 
-    def _skip(self, key: tuple[str, str, int | None], seconds: float) -> None:
+    def _skip_lookup(self, key: tuple[str, str, int | None], seconds: float) -> None:
         if len(self._skipped_until) >= _MAX_CACHED:
             self._skipped_until = {}
         self._skipped_until[key] = self._clock.now() + seconds
@@ -288,13 +288,13 @@ class PodGroups:
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
-        self._served = _CachedAnswer(self._discover, _DISCOVERY_SECONDS, clock)
+        self._served = _CachedAnswer(self._discover_podgroups, _DISCOVERY_SECONDS, clock)
 
     def is_served(self) -> bool:
         """Whether the API is served, by discovery, which all authenticated users may read. Raises KubeError."""
         return self._served.get()
 
-    def _discover(self) -> bool:
+    def _discover_podgroups(self) -> bool:
         try:
             resources = self._client.get(PODGROUPS, timeout=2.0, max_bytes=_MAX_BYTES).get("resources") or ()
         except errors.NotFound:

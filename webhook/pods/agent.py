@@ -33,14 +33,14 @@ from webhook.pods import frameworks
 from webhook.pods.context import AgentChoice, AgentSettings, Context
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import changed_later_error
-from webhook.pods.resources import INTERNAL_RESOURCES, from_annotation
+from webhook.pods.resources import INTERNAL_RESOURCES, env_from_annotation
 from webhook.templates.containers import amount_lists
 
 # Requests of the agent in pods whose containers all request cpu or memory: enough for two scrapes a second.
 _AGENT_RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
     {"cpu": Amount.parse_amount("50m"), "memory": Amount.parse_amount("64Mi")}
 )
-_FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
+_SHARE_AGENT_FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
 _AGENT_PATHS: Final = (shareagent.FOLDER, share.MOUNT)  # mount paths of the agent's volume
 _COMMAND: Final = "cardwise-agent"
 # Both paths are reserved, because in nearly every image they are the same folder.
@@ -48,7 +48,7 @@ _RESERVED_PATHS: Final = ("/run/cardwise", "/var/run/cardwise")
 _INIT_PREFIX: Final = "init-"
 _AGENT_MOUNT: Final[Json] = {"name": shareagent.VOLUME_NAME, "mountPath": shareagent.FOLDER}
 _VOLUME: Final[Json] = {"name": shareagent.VOLUME_NAME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-_KINDS: Final = ("requests", "limits")
+_AMOUNT_KINDS: Final = ("requests", "limits")
 
 
 def mutate_copies(pod: PodUnderReview, context: Context) -> None:
@@ -101,11 +101,11 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     )
     if not needs_agent:
         _remove_agent(pod)
-        _warn_no_hook(pod, hook, f"{_FIELD} says never")
+        _warn_no_hook(pod, hook, f"{_SHARE_AGENT_FIELD} says never")
     elif not settings.image:
         reason = "the webhook has no image for the share agent (--share-agent-image)"
         if annotated_choice == "always":
-            pod.warnings.append(f"{_FIELD}: {reason}, so the pod gets no share agent")
+            pod.warnings.append(f"{_SHARE_AGENT_FIELD}: {reason}, so the pod gets no share agent")
         _remove_agent(pod)
         _warn_no_hook(pod, hook, reason)
     else:
@@ -151,7 +151,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         expected_mounts = (
             [_AGENT_MOUNT] if container.key == agent.key else _agent_mounts(container.key, pod.cards, hook=False)
         )
-        if [m for m in mounts if m != frameworks.MOUNT or container.key not in pod.cards] != expected_mounts:
+        if [m for m in mounts if m != frameworks.HOOK_MOUNT or container.key not in pod.cards] != expected_mounts:
             raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME_NAME}]")
 
 
@@ -176,7 +176,7 @@ def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str | None
             hook=bool(hook),
         )
         arranged = [agent_container if i is None else init[i] for i in order]
-        misfit_reason = _misfit_reason(app_containers, agent_container, arranged, bounds)
+        misfit_reason = _limit_range_conflict(app_containers, agent_container, arranged, bounds)
         if not misfit_reason:
             break
     if misfit_reason:
@@ -189,7 +189,7 @@ def _inject_agent(pod: PodUnderReview, settings: AgentSettings, hook: str | None
     pod.arrange_init_containers(order, agent_container)
     _set_volume(pod, needed=True)
     pod.agent = f"{_INIT_PREFIX}{order.index(None)}"
-    new_keys = _map_keys(order)
+    new_keys = _new_key_by_former_key(order)
     _set_mounts(pod, {new_keys.get(key, key): whole for key, whole in sharing.items()}, hook)
 
 
@@ -198,7 +198,9 @@ def _read_choice(pod: PodUnderReview) -> str | None:
     text = str(pod.annotations.get(names.SHARE_AGENT) or "")
     if text and text not in get_args(AgentChoice):
         raise InvalidRequest(
-            _FIELD, f"{quote_text(text)} is not a choice", f"write one of: {', '.join(get_args(AgentChoice))}"
+            _SHARE_AGENT_FIELD,
+            f"{quote_text(text)} is not a choice",
+            f"write one of: {', '.join(get_args(AgentChoice))}",
         )
     return text or None
 
@@ -237,7 +239,7 @@ def _order_containers(is_agent: Sequence[bool], sharing_keys: Collection[str]) -
     return [*other_positions[:agent_position], None, *other_positions[agent_position:]]
 
 
-def _map_keys(order: Sequence[int | None]) -> dict[str, str]:
+def _new_key_by_former_key(order: Sequence[int | None]) -> dict[str, str]:
     """The new key of each init container, by its former key."""
     return {
         f"{_INIT_PREFIX}{former}": f"{_INIT_PREFIX}{position}"
@@ -277,7 +279,7 @@ def _agent_container(
         "command": [_COMMAND],
         "restartPolicy": "Always",
         "env": [
-            from_annotation(shareagent.ASSIGNMENT_ENV, names.ASSIGNMENT),
+            env_from_annotation(shareagent.ASSIGNMENT_ENV, names.ASSIGNMENT),
             {"name": shareagent.METRICS_PORT_ENV, "value": str(port)},
             *([{"name": shareagent.HOOK_ENV, "value": "true"}] if hook else []),
         ],
@@ -303,7 +305,7 @@ def _agent_container(
 def _agent_mounts(key: str, sharing: Collection[str], *, hook: bool) -> list[Json]:
     if key not in sharing:
         return []
-    return [{**_AGENT_MOUNT, "subPath": key, "readOnly": True}, *([dict(frameworks.MOUNT)] if hook else [])]
+    return [{**_AGENT_MOUNT, "subPath": key, "readOnly": True}, *([dict(frameworks.HOOK_MOUNT)] if hook else [])]
 
 
 def _set_volume(pod: PodUnderReview, *, needed: bool) -> None:
@@ -335,7 +337,9 @@ def _set_mounts(pod: PodUnderReview, sharing: Mapping[str, bool], hook: str | No
         if [m for m in mounts if m.get("name") == shareagent.VOLUME_NAME] != agent_mounts:
             changed["volumeMounts"] = [*(m for m in mounts if m.get("name") != shareagent.VOLUME_NAME), *agent_mounts]
         if own_hook is not None:
-            changed["env"], hook_warnings = frameworks.environment(changed.get("env") or [], own_hook, container.path)
+            changed["env"], hook_warnings = frameworks.add_hook_to_environment(
+                changed.get("env") or [], own_hook, container.path
+            )
             pod.warnings += hook_warnings
         if changed != container.spec:
             pod.replace_container(i, changed)
@@ -423,13 +427,13 @@ def _agent_amounts(
     """
     if spec.get("resources"):
         # The pod has pod-level resources. Amounts of the agent then come from a LimitRange, and stay.
-        existing = {kind: (present_agent.get("resources") or {}).get(kind) or {} for kind in _KINDS}
+        existing = {kind: (present_agent.get("resources") or {}).get(kind) or {} for kind in _AMOUNT_KINDS}
         return {
             kind: {name: str(text) for name, text in existing[kind].items() if name in COUNTED_RESOURCES}
-            for kind in _KINDS
+            for kind in _AMOUNT_KINDS
         }
-    resources: dict[str, dict[str, str]] = {kind: {} for kind in _KINDS}
-    for kind in _KINDS:
+    resources: dict[str, dict[str, str]] = {kind: {} for kind in _AMOUNT_KINDS}
+    for kind in _AMOUNT_KINDS:
         for name in COUNTED_RESOURCES:
             amounts = [_read_amount(container, kind, name) for container in running_containers]
             if all(amount is not None for amount in amounts):
@@ -439,7 +443,9 @@ def _agent_amounts(
     return resources
 
 
-def _misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[Json], bounds: Bounds) -> str | None:
+def _limit_range_conflict(
+    app_containers: Sequence[Json], agent: Json, init: Sequence[Json], bounds: Bounds
+) -> str | None:
     """Why a LimitRange would refuse the pod with the agent; None if none does.
 
     Kubernetes writes the defaults of LimitRanges into the agent after the webhook has added it, and then calls the
@@ -448,20 +454,20 @@ def _misfit_reason(app_containers: Sequence[Json], agent: Json, init: Sequence[J
     app_containers: the pod's containers.
     init: the pod's init containers, including the agent.
     """
-    stored_agent = _with_defaults(agent, bounds)
+    stored_agent = _with_limit_range_defaults(agent, bounds)
     stored_init = [stored_agent if container is agent else container for container in init]
     for name, maximum in bounds.maximum.items():
-        if any((_read_amount(stored_agent, kind, name) or 0) > maximum.number for kind in _KINDS):
+        if any((_read_amount(stored_agent, kind, name) or 0) > maximum.number for kind in _AMOUNT_KINDS):
             return f"a LimitRange allows a container {maximum.text} of {name} at most"
     for name, maximum in bounds.pod_maximum.items():
-        for kind in _KINDS:
+        for kind in _AMOUNT_KINDS:
             agent_amount = _read_amount(stored_agent, kind, name)
             if agent_amount and _sum_amounts(app_containers, stored_init, kind, name) > maximum.number:
                 return f"a LimitRange allows a pod {maximum.text} of {name} at most"
     return None
 
 
-def _with_defaults(container: Json, bounds: Bounds) -> Json:
+def _with_limit_range_defaults(container: Json, bounds: Bounds) -> Json:
     """The container with the defaults of LimitRanges for amounts that it does not set."""
     resources = container.get("resources") or {}
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}

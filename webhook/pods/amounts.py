@@ -56,18 +56,18 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.put_resources(i, resources)
     annotated_class = _annotated_class(pod)
     if annotated_class:
-        requested = {name for container in pod.containers for name in _requested_names(container)}
+        requested = {name for container in pod.containers for name in _requested_resource_names(container)}
         _refuse_other_classes(annotated_class, requested, translator.lookup)
         _refuse_nvidia_alone(annotated_class, requested)
         if not requested:
             _request_annotated_class(pod, annotated_class)
     for i, container in enumerate(pod.containers):
         resources = dict(container.spec.get("resources") or {})
-        added = _class_limits(container, resources, translator.lookup)
+        added = _limits_added_by_class(container, resources, translator.lookup)
         if added:
             resources["limits"] = resources["limits"] | added
             pod.put_resources(i, resources)
-    annotations = _right_annotations(pod, translator.lookup)
+    annotations = _with_device_classes(pod, translator.lookup)
     if annotations != pod.annotations:
         pod.annotations = annotations
 
@@ -126,7 +126,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
                     f"metadata.annotations[{names.CLASS}]" if class_name == annotated_class else field,
                     context.cluster,
                 )
-    if _right_annotations(pod, context.cluster.resource_class) != pod.annotations:
+    if _with_device_classes(pod, context.cluster.resource_class) != pod.annotations:
         raise InvalidRequest(
             f"metadata.annotations[{names.DEVICE_CLASSES}]",
             "does not match the device classes that the containers request: another webhook has changed it, or a "
@@ -234,7 +234,7 @@ def _refuse_nvidia_alone(class_name: str, requested: set[str]) -> None:
         )
 
 
-def _requested_names(container: Container) -> set[str]:
+def _requested_resource_names(container: Container) -> set[str]:
     """The names of the resources by which the container requests cards or devices, of Cardwise or of NVIDIA's device
     plugin.
     """
@@ -247,7 +247,7 @@ def _requested_names(container: Container) -> set[str]:
     }
 
 
-def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json:
+def _limits_added_by_class(container: Container, resources: Json, lookup: Lookup) -> Json:
     """The limits that a class with a share adds to a container that requests n units of it and no other amount.
 
     Errors in the request are not reported here: reading the request reports them.
@@ -334,7 +334,7 @@ def _is_device_class(name: str, lookup: Lookup) -> bool:
     return resource_class is not None and resource_class.other
 
 
-def _right_annotations(pod: PodUnderReview, lookup: Lookup) -> Json:
+def _with_device_classes(pod: PodUnderReview, lookup: Lookup) -> Json:
     annotations = {key: text for key, text in pod.annotations.items() if key != names.DEVICE_CLASSES}
     if class_names := _device_classes(pod, lookup):
         annotations[names.DEVICE_CLASSES] = request.write_device_classes(class_names)

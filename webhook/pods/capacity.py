@@ -20,8 +20,8 @@ from webhook.pods.refusals import collect_warnings
 from webhook.templates.containers import amount_lists
 from webhook.templates.spellings import is_zero
 
-_GIB = 1024  # MiB
-_MAX_FOREIGN: Final = 8
+_MIB_PER_GIB = 1024
+_MAX_FOREIGN_WARNINGS: Final = 8
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
@@ -48,9 +48,9 @@ def validate_foreign(pod: PodUnderReview, context: Context) -> None:
     for container in pod.containers:
         for kind, amounts in amount_lists(container.spec.get("resources") or {}):
             for name, amount in amounts.items():
-                if name in warnings or name in offered_names or _is_known(name) or is_zero(amount):
+                if name in warnings or name in offered_names or _is_known_resource(name) or is_zero(amount):
                     continue
-                if len(warnings) >= _MAX_FOREIGN:  # each suggestion compares the name with all known names
+                if len(warnings) >= _MAX_FOREIGN_WARNINGS:  # each suggestion compares the name with all known names
                     break
                 suggested_name = lookalikes.suggest_resource(name, known_names)
                 remedy = f"did you mean {suggested_name}?" if suggested_name else "the pod waits until a node does"
@@ -188,8 +188,8 @@ def _describe_mib(amount: MiB) -> str:
     """The amount in MiB, and also in GiB if the user may have written GiB: in some namespaces, numbers without a unit
     mean GiB.
     """
-    is_whole_gib = amount >= _GIB and amount % _GIB == 0
-    return f"{amount} MiB" + (f" ({amount // _GIB} GiB)" if is_whole_gib else "")
+    is_whole_gib = amount >= _MIB_PER_GIB and amount % _MIB_PER_GIB == 0
+    return f"{amount} MiB" + (f" ({amount // _MIB_PER_GIB} GiB)" if is_whole_gib else "")
 
 
 def _unit_suffix(container: ContainerRequest) -> str:
@@ -259,6 +259,6 @@ def _refuse_requests_that_exceed_cards_together(pod_request: PodRequest, cards: 
         )
 
 
-def _is_known(name: str) -> bool:
+def _is_known_resource(name: str) -> bool:
     """Whether a resource name has a meaning even if no node offers it."""
     return not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)

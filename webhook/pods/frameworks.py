@@ -17,7 +17,7 @@ ON, OFF = "on", "off"
 FIELD: Final = f"metadata.annotations[{names.FRAMEWORKS}]"
 _PYTHON_PATH: Final = "PYTHONPATH"
 
-MOUNT: Final[Json] = {
+HOOK_MOUNT: Final[Json] = {
     "name": shareagent.VOLUME_NAME,
     "mountPath": share.MOUNT,
     "subPath": shareagent.HOOK_FOLDER,
@@ -53,7 +53,7 @@ def read_hook(pod: PodUnderReview) -> str | None:
     return hook if any(not card.whole for card in pod.cards.values()) else None
 
 
-def environment(entries: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
+def add_hook_to_environment(entries: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
     """The entries of a container with the hook, and warnings. The container's own PYTHONPATH is kept, with the hook's
     path at its end.
     """

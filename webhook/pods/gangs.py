@@ -24,7 +24,7 @@ from webhook.pods.refusals import changed_later_error
 from webhook.templates import templates
 
 _SCHEDULING_GROUP: Final = "spec.schedulingGroup"
-_GANG_NAME: Final = re.compile(
+_GANG_NAME_PATTERN: Final = re.compile(
     r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?"
 )  # the names of PodGroups that are also valid label values
 _PODGROUPS_NOT_SERVED_TEXT: Final = (
@@ -33,7 +33,7 @@ _PODGROUPS_NOT_SERVED_TEXT: Final = (
     f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
 )
 _ORDERED_READY: Final = "OrderedReady"
-_LABEL: Final = f"metadata.labels[{names.GANG}]"
+_GANG_LABEL_FIELD: Final = f"metadata.labels[{names.GANG}]"
 _GATE_FIELD: Final = f"spec.schedulingGates[{names.GANG}]"
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
 # The fields with the number of pods that a workload creates at a time. Kubernetes' default is one.
@@ -69,7 +69,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
             pod.warnings.append(_PODGROUPS_NOT_SERVED_TEXT)
         if names.GANG in pod.labels:
             pod.labels = {key: text for key, text in pod.labels.items() if key != names.GANG}
-            pod.warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
+            pod.warnings.append(f"{_GANG_LABEL_FIELD}: removed, because the pod is not a member of a gang")
         if is_gated:
             pod.spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
             pod.warnings.append(f"{_GATE_FIELD}: removed, because the pod is not a member of a gang")
@@ -80,7 +80,9 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     name = pod.gang.name
     if pod.labels.get(names.GANG) != name:
         if names.GANG in pod.labels:
-            pod.warnings.append(f"{_LABEL}: replaced by {name}, the gang that the pod's annotation or label names")
+            pod.warnings.append(
+                f"{_GANG_LABEL_FIELD}: replaced by {name}, the gang that the pod's annotation or label names"
+            )
         pod.labels = pod.labels | {names.GANG: name}
     if not is_gated:
         pod.spec["schedulingGates"] = [*gates, {"name": names.GANG}]
@@ -98,7 +100,9 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     )
     name = pod.gang.name if pod.gang is not None else None
     if pod.labels.get(names.GANG) != name or gangs.is_gated(pod.manifest) != (pod.gang is not None):
-        raise changed_later_error(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
+        raise changed_later_error(
+            _GANG_LABEL_FIELD, "the label and the scheduling gate do not match the gang that the pod names"
+        )
     if pod.gang is None:
         return
     if pod.request is None and not resources.is_marked(pod.containers):
@@ -145,7 +149,7 @@ def _served_gang(gang: Membership | None, context: Context) -> Membership | None
         return gang
     if not context.cluster.serves_podgroups():
         return None
-    if not _GANG_NAME.fullmatch(gang.name):
+    if not _GANG_NAME_PATTERN.fullmatch(gang.name):
         fault = "is too long for" if objectnames.is_subdomain(gang.name) else "cannot be"
         problem = f"{quote_text(gang.name)} {fault} the name of a gang"
         raise InvalidRequest(

@@ -151,9 +151,9 @@ def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:
     """A warning for each container with a limit in which CUDA may fail to start."""
     return tuple(
         f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a GPU, too little "
-        f"for programs to start with MPS: CUDA needs up to {mps.MIN_LIMIT} MiB for itself; request more"
+        f"for programs to start with MPS: CUDA needs up to {mps.MIN_LIMIT_MIB} MiB for itself; request more"
         for container in pod_request.containers
-        if not container.whole and container.mem_per_card < mps.MIN_LIMIT
+        if not container.whole and container.mem_per_card < mps.MIN_LIMIT_MIB
     )
 
 

@@ -35,7 +35,7 @@ _REFERENCE_TO_OWN_CARDS = (
 # Variables of every container with a share. The first has the same prefix as the count, the second is a plain value
 # like the count. So if another webhook removes the count, by its prefix or its kind, it also removes one of these.
 _COMMON_VARIABLES = (names.ENV_LIMIT_MIB, names.CONTAINER_MEM)
-# The entry with which NVIDIA's runtime adds no cards. It overrides the variable in envFrom and in the image.
+# The `env` entry with which NVIDIA's runtime adds no cards. It overrides the variable in envFrom and in the image.
 _NO_CARD_VARIABLE = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
@@ -166,7 +166,7 @@ def _rewrite_container(
     if has_request:
         env = changed.get("env") or []
         env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
-        changed["env"], overridden = merge_entries(env, card, env_from=env_from, mps=mps)
+        changed["env"], overridden = merge_env_entries(env, card, env_from=env_from, mps=mps)
         warnings += [f"{path}.env[{name}]: {reason}" for name, reason in find_harmful_variables(env, card)]
         if overridden:
             warnings.append(
@@ -201,14 +201,16 @@ def _is_own_resource(name: str) -> bool:
     return name in INTERNAL_RESOURCES or name in names.REQUESTED
 
 
-def from_annotation(name: str, annotation: str) -> Json:
-    """An entry whose value comes from an annotation by the downward API, in the form that the API server stores."""
+def env_from_annotation(name: str, annotation: str) -> Json:
+    """An `env` entry that reads its value from a pod annotation through the downward API, written as the API server
+    stores it.
+    """
     path = f"metadata.annotations['{annotation}']"
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
-def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
-    """The entries that only Cardwise sets, in a stable order.
+def own_env_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
+    """The `env` entries that only Cardwise sets, in a stable order.
 
     card_request: the container's request; None for a container without a card.
     mps: whether the pod uses MPS.
@@ -218,31 +220,31 @@ def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> 
     limit = names.LIMIT_MIB_OF + card_request.key
     if card_request.whole:
         # The size of a whole card is unknown before placement.
-        container_mem = from_annotation(names.CONTAINER_MEM, limit)
+        container_mem = env_from_annotation(names.CONTAINER_MEM, limit)
     else:
         container_mem = {"name": names.CONTAINER_MEM, "value": str(card_request.mem)}
     return [
-        from_annotation(names.IDX, names.IDX),
-        from_annotation(names.POD_MEM, names.POD_MEM),
-        from_annotation(names.DEV_MEM, names.DEV_MEM),
+        env_from_annotation(names.IDX, names.IDX),
+        env_from_annotation(names.POD_MEM, names.POD_MEM),
+        env_from_annotation(names.DEV_MEM, names.DEV_MEM),
         container_mem,
-        from_annotation(names.ENV_VISIBLE_DEVICES, names.DEVICES_OF + card_request.key),
+        env_from_annotation(names.ENV_VISIBLE_DEVICES, names.DEVICES_OF + card_request.key),
         {"name": names.ENV_DEVICE_ORDER, "value": names.ENV_PCI_BUS_ID},
-        from_annotation(names.ENV_LIMIT_MIB, limit),
-        from_annotation(names.ENV_FRACTION, names.FRACTION_OF + card_request.key),
-        from_annotation(names.ENV_CUPY_LIMIT, names.LIMIT_BYTES_OF + card_request.key),
+        env_from_annotation(names.ENV_LIMIT_MIB, limit),
+        env_from_annotation(names.ENV_FRACTION, names.FRACTION_OF + card_request.key),
+        env_from_annotation(names.ENV_CUPY_LIMIT, names.LIMIT_BYTES_OF + card_request.key),
         *(
             [{"name": names.ENV_GPU_COUNT, "value": str(card_request.cards)}]
             if card_request.cards > 1 and not card_request.whole
             else []
         ),
-        *(_mps_entries(card_request) if mps and not card_request.whole else []),
+        *(_mps_env_entries(card_request) if mps and not card_request.whole else []),
     ]
 
 
-def _mps_entries(card_request: ContainerRequest) -> list[Json]:
-    """The entries with MPS limits that are known before placement. The node (CDI) sets the folder of the pipe, and a
-    percentage that follows from the memory, because no annotation has these in MPS's format.
+def _mps_env_entries(card_request: ContainerRequest) -> list[Json]:
+    """The `env` entries with MPS limits that are known before placement. The node (CDI) sets the pipe's folder, and
+    a percentage that follows from the memory, because no annotation has these in MPS's format.
     """
     limits = [card_request.mem_per_card] * card_request.cards
     variables = mps_values.environment(limits, card_request.core_per_card or None)
@@ -250,11 +252,14 @@ def _mps_entries(card_request: ContainerRequest) -> list[Json]:
 
 
 def _check_environment(entries: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
-    """Check that the container has each entry of Cardwise once, as `merge_entries` writes it. Raises InvalidRequest."""
-    own_by_name = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
+    """Check that the container has each variable of Cardwise once, as `merge_env_entries` writes it.
+
+    Raises InvalidRequest.
+    """
+    own_by_name = {entry["name"]: [entry] for entry in own_env_entries(card_request, mps=mps)}
     entries_by_name: dict[str, list[Json]] = {name: [] for name in own_by_name}
     for entry in entries:
-        if entry["name"] in own_by_name or _is_reserved(entry["name"]):
+        if entry["name"] in own_by_name or _is_reserved_variable(entry["name"]):
             entries_by_name.setdefault(entry["name"], []).append(entry)
     changed_names = sorted(name for name in entries_by_name if entries_by_name[name] != own_by_name.get(name))
     if changed_names:
@@ -267,7 +272,7 @@ def is_gpu_count_intact(entries: list[Json]) -> bool:
     A share of one card has no entry with the number. So if the entry is missing, Cardwise's other entries must be
     there, which shows that no other webhook has removed entries.
     """
-    own_names = {entry["name"] for entry in entries if _is_own_entry(entry)}
+    own_names = {entry["name"] for entry in entries if _is_own_env_entry(entry)}
     return names.ENV_GPU_COUNT in own_names or own_names.issuperset(_COMMON_VARIABLES)
 
 
@@ -288,42 +293,44 @@ def find_harmful_variables(entries: list[Json], card_request: ContainerRequest |
     ]
 
 
-def merge_entries(
+def merge_env_entries(
     entries: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
     """Cardwise's entries, followed by the entries of the user that they do not replace; and the names of replaced
     entries that had other values.
     """
-    own_by_name = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
+    own_by_name = {entry["name"]: entry for entry in own_env_entries(card_request, mps=mps)}
     if card_request is None or card_request.whole:
         # Leave JAX's own default: a fraction of 1 would leave no memory for the CUDA context and libraries. A copy of a
         # pod with a share may still have Cardwise's entry, which is removed here.
         entries = [
-            entry for entry in entries if entry["name"] not in _XLA_FRACTION_VARIABLES or not _is_own_entry(entry)
+            entry for entry in entries if entry["name"] not in _XLA_FRACTION_VARIABLES or not _is_own_env_entry(entry)
         ]
-    elif not env_from and all(_is_own_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTION_VARIABLES):
+    elif not env_from and all(
+        _is_own_env_entry(entry) for entry in entries if entry["name"] in _XLA_FRACTION_VARIABLES
+    ):
         fraction = names.FRACTION_OF + card_request.key
-        own_by_name[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
+        own_by_name[names.ENV_XLA_FRACTION] = env_from_annotation(names.ENV_XLA_FRACTION, fraction)
     user_entries: list[Json] = []
     overridden: set[str] = set()
     for entry in entries:
         name = entry["name"]
-        if name not in own_by_name and not _is_reserved(name):
+        if name not in own_by_name and not _is_reserved_variable(name):
             user_entries.append(entry)
-        elif entry != own_by_name.get(name) and not _is_own_entry(entry):
+        elif entry != own_by_name.get(name) and not _is_own_env_entry(entry):
             overridden.add(name)
     # Cardwise's entries come first, because $(CARDWISE_MEM_FRACTION) can only be used after its definition.
     return [*own_by_name.values(), *user_entries], sorted(overridden)
 
 
-def _is_reserved(name: str) -> bool:
+def _is_reserved_variable(name: str) -> bool:
     """Whether only Cardwise may set the variable in a pod with cards."""
     return name == names.ENV_GPU_COUNT or name.startswith(names.ENV_LIMIT_PREFIXES)
 
 
-def _is_own_entry(entry: Json) -> bool:
-    """Whether the entry reads an annotation of Cardwise. In a copy of a pod, the annotation may be that of another
-    container.
+def _is_own_env_entry(entry: Json) -> bool:
+    """Whether the `env` entry reads an annotation of Cardwise. In a copy of a pod, the annotation may be that of
+    another container.
     """
     if entry["name"] in (names.CONTAINER_MEM, names.ENV_GPU_COUNT) and str(entry.get("value", "")).isdigit():
         return True

@@ -20,7 +20,7 @@ from webhook.pods import capacity
 from webhook.pods.context import DEFAULT_SCHEDULER, Context
 from webhook.pods.pod import PodUnderReview
 
-_SCHEDULER_PLACES: Final = "the scheduler must place a pod that requests a GPU share"
+_SCHEDULER_PLACES_TEXT: Final = "the scheduler must place a pod that requests a GPU share"
 _COPY_ANNOTATIONS: Final = (names.ASSIGNMENT, names.IDX, names.GPUSHARE_ALLOCATION)
 _MAX_SHOWN_KEYS: Final = 4  # maximum number of keys of a node selector in a warning
 _TAINT_PATTERN: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
@@ -65,7 +65,7 @@ def validate_node_name(pod: PodUnderReview, context: Context) -> None:
     """Refuse a pod that requests cards or devices and names its node. Raises InvalidRequest."""
     if pod.request is not None and pod.spec.get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
-        raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
+        raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES_TEXT, remedy)
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
@@ -133,7 +133,9 @@ def toleration_of_taint(text: str) -> Json:
 def add_tolerations(own_tolerations: list[Json], added: Iterable[Json]) -> list[Json] | None:
     """The tolerations of a pod and those of `added` that it does not have yet; None if it has all."""
     missing = [
-        toleration for toleration in added if not any(_covers(existing, toleration) for existing in own_tolerations)
+        toleration
+        for toleration in added
+        if not any(_covers_toleration(existing, toleration) for existing in own_tolerations)
     ]
     return [*own_tolerations, *missing] if missing else None
 
@@ -149,7 +151,7 @@ def keep_added_tolerations(spec: Json, stored: Json, added: Iterable[Json]) -> J
     return spec if tolerations is None else spec | {"tolerations": tolerations}
 
 
-def _covers(existing: Json, added: Json) -> bool:
+def _covers_toleration(existing: Json, added: Json) -> bool:
     matches_any = existing.get("operator") == "Exists" or added["operator"] == "Equal"
     return matches_any and Toleration.from_json(existing).tolerates(Taint.from_json(added))
 

@@ -10,13 +10,13 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.cluster.cards import CardSizes
 
-_MIB = 1024**2
+_BYTES_PER_MIB = 1024**2
 _MIN_MIB = 1024  # a smaller number was probably meant in GiB
 _SELECTOR_FIELD = "selector"
 _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # the spellings in the proposals that ResourceClass follows
 
 
-def normalize(manifest: Json, old: Json | None) -> Json:
+def normalize_selector(manifest: Json, old: Json | None) -> Json:
     """The class with its selector under `spec.selector`. `old`: the stored class at an update.
 
     A class with two different selectors, under two spellings, is refused later. The exception is an update that adds
@@ -34,7 +34,7 @@ def normalize(manifest: Json, old: Json | None) -> Json:
     return manifest | {"spec": other_fields | {_SELECTOR_FIELD: written_selector}}
 
 
-def warn(
+def warn_class(
     manifest: Json,
     old: Json | None,
     compare_cards: Callable[[ResourceClass], CardSizes | None],
@@ -89,7 +89,7 @@ def _warn_byte_amounts(selector: Selector) -> list[str]:
         for condition in conditions
         if condition.key == "memory"
         for number in sorted({condition.bound, *condition.numbers})
-        if 0 < number < _MIB
+        if 0 < number < _BYTES_PER_MIB
     )
     return [
         f"spec.selector: memory {name} {float(number):.10g} is read as bytes; write {float(number):.10g}"

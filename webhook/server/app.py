@@ -115,7 +115,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
             decision = decide(received, view, by_unit[unit])
         body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()
-        metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
+        metrics.REVIEW_SECONDS.labels(path).observe(time.perf_counter() - started)
         if not decision.allowed:
             metrics.REFUSALS.labels(path, metrics.refusal_reason(decision.about)).inc()
             refusals.log("info", namespace, "refused", path=path, message=decision.message)

@@ -199,7 +199,7 @@ def _mutate_workload(review: Review, view: Lookups, settings: WebhookSettings) -
 
 def _mutate_class(review: Review) -> Decision:
     sizes.check_object(review.object)
-    return _make_patch(review.object, resourceclasses.normalize(review.object, review.old))
+    return _make_patch(review.object, resourceclasses.normalize_selector(review.object, review.old))
 
 
 def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
@@ -259,7 +259,7 @@ def _check_binding(manifest: Json) -> None:
 
 def _validate_class(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object)
-    return Decision(warnings=resourceclasses.warn(review.object, review.old, view.reviewed_class_cards))
+    return Decision(warnings=resourceclasses.warn_class(review.object, review.old, view.reviewed_class_cards))
 
 
 def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:

@@ -92,12 +92,12 @@ def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Na
     old: the stored object at an update.
     places: reads the names of a manifest, which may be any text.
     """
-    manifest, before = _last_applied(workload), _last_applied(old) if old else None
+    manifest, before = _last_applied_manifest(workload), _last_applied_manifest(old) if old else None
     return AppliedManifests(
         client=None if manifest is None else AppliedNames(places(manifest), places(before) if before else {}),
         new=old is None
         or annotations_of(old).get(_LAST_APPLIED_ANNOTATION) != annotations_of(workload).get(_LAST_APPLIED_ANNOTATION),
-        server=_server_side(workload, old, places),
+        server=_server_side_applied_names(workload, old, places),
     )
 
 
@@ -166,7 +166,7 @@ def _stale_keys_of_many_classes(
     )
 
 
-def _server_side(manifest: Json, old: Json | None, places: Callable[[Json], Names]) -> AppliedNames:
+def _server_side_applied_names(manifest: Json, old: Json | None, places: Callable[[Json], Names]) -> AppliedNames:
     """The names of server-side apply; empty without it. If an update removes all managedFields, all names stay."""
     applied_fields = _applied_fields(manifest)
     if not applied_fields or not old:
@@ -179,16 +179,18 @@ def _applied_fields(manifest: Json) -> list[Json]:
     managed = (manifest.get("metadata") or {}).get("managedFields") or ()
     try:
         unfolded = [
-            _unfold(fields.get("fieldsV1") or {}) for fields in managed if fields.get("operation") == _APPLY_OPERATION
+            _unfold_managed_fields(fields.get("fieldsV1") or {})
+            for fields in managed
+            if fields.get("operation") == _APPLY_OPERATION
         ]
     except (msgspec.DecodeError, RecursionError):
         return []
     return [fields for fields in unfolded if isinstance(fields, dict)]
 
 
-def _unfold(fields: Json) -> Json | list[Json]:
+def _unfold_managed_fields(fields: Json) -> Json | list[Json]:
     """Decode fieldsV1: `f:name` is a field, `k:{"name":"main"}` the element of a list with these values."""
-    inner = {name: _unfold(content) for name, content in fields.items() if isinstance(content, dict)}
+    inner = {name: _unfold_managed_fields(content) for name, content in fields.items() if isinstance(content, dict)}
     elements = [
         (content if isinstance(content, dict) else {}) | _decode_object(name.removeprefix("k:"))
         for name, content in inner.items()
@@ -205,7 +207,7 @@ def _merge_names(name_sets: Iterable[Names]) -> Names:
     return {place: frozenset(names_of_place) for place, names_of_place in union.items()}
 
 
-def _last_applied(manifest: Json) -> Json | None:
+def _last_applied_manifest(manifest: Json) -> Json | None:
     """The manifest of `kubectl apply`; None without one, or if it cannot be read."""
     text = annotations_of(manifest).get(_LAST_APPLIED_ANNOTATION)
     try:

@@ -53,7 +53,7 @@ class NameTranslator:
         return _REQUESTS_PREFIX + names.CLASS_PREFIX + name if self._is_class(name) else name
 
     def _is_class(self, name: str) -> bool:
-        return classes.is_bare(name, lambda bare: self.lookup(bare) is not None)
+        return classes.is_bare_class_name(name, lambda bare: self.lookup(bare) is not None)
 
 
 def warn_unknown_classes(field: str, written_names: Mapping[str, str], translator: NameTranslator) -> list[str]:

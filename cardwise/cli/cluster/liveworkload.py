@@ -62,7 +62,7 @@ def read_live_workload(client: KubeClient, cardwise_namespace: str = names.NAMES
         nodes = list(client.list_objects(paths.nodes()))
         pods = [pod for pod in client.list_objects(paths.pods()) if not _is_finished(pod)]
     except errors.Forbidden as error:
-        live_workload.notes.append(describe_unlimited(error))
+        live_workload.notes.append(describe_unlimited_loads(error))
         live_workload.pods += [
             SimulatedPod(f"{namespace}/{name}", PodShape(pod_request, Load()))
             for namespace, name, pod_request in cluster_state.waiting
@@ -125,7 +125,7 @@ def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str | None]:
     try:
         return free_loads(client.list_objects(paths.nodes()), client.list_objects(paths.pods())), None
     except errors.Forbidden as error:
-        return {}, describe_unlimited(error)
+        return {}, describe_unlimited_loads(error)
 
 
 def load_of(pod: Json) -> Load:
@@ -152,6 +152,6 @@ def _add_pod(live_workload: LiveWorkload, pod: Json) -> bool:
     return True
 
 
-def describe_unlimited(error: errors.Forbidden) -> str:
+def describe_unlimited_loads(error: errors.Forbidden) -> str:
     """A note that the free cpu and memory of nodes are unknown, since nodes or pods may not be read."""
     return f"assuming unlimited cpu and memory of nodes: {error.message}"

@@ -18,12 +18,12 @@ from cardwise.core.values.timestamps import parse_timestamp
 from cardwise.kube.pods import eligible
 from cardwise.kube.pods.budgets import Budgets
 
-_JOB: Final = ("batch", "Job")  # API group and kind: other API groups have a kind Job too
-_RECREATING_KINDS: Final = (_JOB, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
-_PINNED_KINDS: Final = ("DaemonSet", "Node")  # the pods of these owners are recreated on the same node
+_JOB_KIND: Final = ("batch", "Job")  # API group and kind: other API groups have a kind Job too
+_RECREATING_KINDS: Final = (_JOB_KIND, ("apps", "ReplicaSet"), ("apps", "StatefulSet"), ("", "ReplicationController"))
+_KINDS_TIED_TO_NODE: Final = ("DaemonSet", "Node")  # the pods of these owners are recreated on the same node
 _DEFAULT_BACKOFF_LIMIT: Final = 6  # the default backoffLimit of a Job in Kubernetes
-_FAILING_ACTIONS: Final = ("FailJob", "FailIndex")  # by these actions, an eviction fails the Job or an index of it
-_IGNORING_ACTIONS: Final = ("Ignore",)
+_JOB_FAILING_ACTIONS: Final = ("FailJob", "FailIndex")  # by these actions, an eviction fails the Job or an index of it
+_EVICTION_IGNORING_ACTIONS: Final = ("Ignore",)
 _EVICTION_CONDITION: Final = "DisruptionTarget"  # the condition of an evicted pod
 _NVIDIA_TOLERATION: Final = {"key": names.NVIDIA_GPU, "operator": "Exists", "effect": "NoSchedule"}
 _STATE_TAINT_PREFIX: Final = "node.kubernetes.io/"  # the prefix of Kubernetes' own taints
@@ -99,7 +99,7 @@ def has_job_pods(pods: Iterable[Json]) -> bool:
 
 def is_job_pod(pod: Json) -> bool:
     """Whether the pod's controller is a Job of Kubernetes."""
-    return _group_and_kind(workloads.controller_of(pod)) == _JOB
+    return _group_and_kind(workloads.controller_of(pod)) == _JOB_KIND
 
 
 def _group_and_kind(owner: Json) -> tuple[str, str | None]:
@@ -114,7 +114,7 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str | None:
     owner = workloads.controller_of(pod)
     if not owner:
         return "have no controller that would recreate them"
-    if owner.get("kind") in _PINNED_KINDS:
+    if owner.get("kind") in _KINDS_TIED_TO_NODE:
         return "belong to a DaemonSet"
     if is_job_pod(pod) and count_remaining_failures(facts.jobs.get(owner.get("uid", ""))) == 0:
         return "belong to Jobs that would fail because of the eviction"
@@ -151,11 +151,11 @@ def count_remaining_failures(job: Json | None) -> int | None:
     if (
         job is None
         or spec.get("backoffLimitPerIndex") is not None
-        or any(_failure_rule_matches_eviction(rule, _FAILING_ACTIONS) for rule in rules)
+        or any(_failure_rule_matches_eviction(rule, _JOB_FAILING_ACTIONS) for rule in rules)
     ):
         return 0
     if rules and _failure_rule_matches_eviction(
-        rules[0], _IGNORING_ACTIONS
+        rules[0], _EVICTION_IGNORING_ACTIONS
     ):  # only the first rule: an earlier rule may count the exit code as a failure
         return None
     status = job.get("status") or {}

@@ -27,8 +27,8 @@ _STATE_BY_TAINT: Final[Mapping[str, str]] = {
     "node.cloudprovider.kubernetes.io/uninitialized": "not initialized by its cloud provider",
     "node.cloudprovider.kubernetes.io/shutdown": "shut down",
 }
-_FROM_CACHE: Final = {"resourceVersion": "0"}
-_MAX_SINGLE_REQUESTS: Final = 32  # maximum number of nodes read one by one; for more, one list request is cheaper
+_CACHED_LIST_QUERY: Final = {"resourceVersion": "0"}
+_MAX_NODES_READ_SINGLY: Final = 32  # maximum number of nodes read one by one; for more, one list request is cheaper
 _STATE_BY_CONDITION: Final = {  # the state by the type of a node's condition
     "MemoryPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}memory-pressure"],
     "DiskPressure": _STATE_BY_TAINT[f"{_TAINT_DOMAIN}disk-pressure"],
@@ -73,12 +73,14 @@ def read_unschedulable_reasons(client: KubeClient, names: Sequence[str]) -> dict
     Reads from the API server's cache, which may be a second old.
     """
     queries = (
-        [paths.field_query("metadata.name", name) for name in names] if len(names) <= _MAX_SINGLE_REQUESTS else [{}]
+        [paths.field_query("metadata.name", name) for name in names] if len(names) <= _MAX_NODES_READ_SINGLY else [{}]
     )
     states: dict[str, str] = {}
     try:
         for query in queries:
-            states |= unschedulable_reasons(client.list_as(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | query, 0))
+            states |= unschedulable_reasons(
+                client.list_as(paths.nodes(), wire.ListOf[Json], _CACHED_LIST_QUERY | query, 0)
+            )
     except errors.Forbidden:
         return {}
     return {name: states[name] for name in names if name in states}

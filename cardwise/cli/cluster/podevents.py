@@ -19,10 +19,10 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 CREATION_REFUSED: Final = "FailedCreate"  # the reason of a controller's Event when it could not create a pod
-_ATTEMPT_PREFIX: Final = re.compile(
+_CREATION_ERROR_PREFIX: Final = re.compile(
     r'(?:\(combined from similar events\): )?(?:Error creating: )?pods? "[^"]*" (?:is forbidden: )?'
 )
-_KIND: Final = re.compile("[A-Za-z][A-Za-z0-9]{0,62}")
+_KIND_PATTERN: Final = re.compile("[A-Za-z][A-Za-z0-9]{0,62}")
 _MAX_WORD_BYTES: Final = 128  # maximum length of a reason and of a reporter, as in the API group events.k8s.io
 _CLUSTER_OBJECT_NAMESPACE: Final = "default"
 _OUTDATED_REASONS: Final = ("FailedScheduling", "Failed", "BackOff")
@@ -71,7 +71,7 @@ def parse_event(manifest: Json) -> Event | None:
     if metadata.get("namespace") != (namespace or _CLUSTER_OBJECT_NAMESPACE):
         return None
     if (
-        not _KIND.fullmatch(kind)
+        not _KIND_PATTERN.fullmatch(kind)
         or not objectnames.is_subdomain(name)
         or (last_timestamp := last_time(manifest)) is None
         or parse_timestamp(last_timestamp) is None
@@ -160,4 +160,4 @@ def last_time(event: Json) -> str | None:
 
 def refusal_cause(refusal: str) -> str:
     """Why a controller could not create a pod: its message without the pod's name, which differs at each attempt."""
-    return _ATTEMPT_PREFIX.sub("", refusal, count=1)
+    return _CREATION_ERROR_PREFIX.sub("", refusal, count=1)

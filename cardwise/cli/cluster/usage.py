@@ -18,13 +18,13 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.objects.extendedresources import Allocated, ExtendedResource, IsolationStatus
 from cardwise.kube.objects.pods import Pod
 
-_FROM_CACHE = {"resourceVersion": "0"}  # the query that reads from the API server's cache, which spares etcd
+_CACHED_LIST_QUERY = {"resourceVersion": "0"}  # the query that reads from the API server's cache, which spares etcd
 _MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
-_MAX_SINGLE_REQUESTS = 64  # maximum number of nodes whose pods are listed one by one; for more, one request lists all
+_MAX_NODES_READ_SINGLY = 64  # maximum number of nodes whose pods are listed one by one; for more, one request lists all
 _PROXY_SECONDS = 2.0  # maximum time of a request to a manager: a hanging manager must not delay the screen
 _USED_METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
 _MANAGER_SELECTOR = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
-_BYTES = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 _NOTHING_ALLOCATED = Allocated()
 
 
@@ -115,7 +115,7 @@ def sum_granted_mib(cards: Iterable[CardUsage]) -> int:
 
 def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
     """Read all cards, or only those of `nodes`. Raises `KubeError`."""
-    query = dict(_FROM_CACHE)
+    query = dict(_CACHED_LIST_QUERY)
     if nodes:
         query |= paths.label_in_query(names.NODE_LABEL, sorted(nodes))
     resources = client.list_as(paths.extendedresources(), wire.ListOf[ExtendedResource], query, 0)
@@ -222,19 +222,19 @@ def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
 
     [""] means one request for the pods of all nodes.
     """
-    return nodes if len(nodes) <= _MAX_SINGLE_REQUESTS else [""]
+    return nodes if len(nodes) <= _MAX_NODES_READ_SINGLY else [""]
 
 
 def _list_pods(client: KubeClient, node: str) -> list[Pod]:
     """List the pods of a node; "" for all nodes."""
-    query = _FROM_CACHE | (paths.field_query("spec.nodeName", node) if node else {})
+    query = _CACHED_LIST_QUERY | (paths.field_query("spec.nodeName", node) if node else {})
     return list(client.list_as(paths.pods(), wire.ListOf[Pod], query, 0))
 
 
 def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
     """Read the holders in the user's namespace; None if the pods of this namespace may not be read either."""
     try:
-        pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[Pod], _FROM_CACHE, 0))
+        pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[Pod], _CACHED_LIST_QUERY, 0))
     except errors.Forbidden:
         return None
     return _group_holders(pod for pod in pods if pod.spec.node_name in nodes)
@@ -300,7 +300,7 @@ def _measure_usage(
 def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[str, str]:
     """List the names of the managers' pods, by node."""
     pods = client.list_as(
-        paths.pods(cardwise_namespace), wire.ListOf[Pod], _FROM_CACHE | {"labelSelector": _MANAGER_SELECTOR}, 0
+        paths.pods(cardwise_namespace), wire.ListOf[Pod], _CACHED_LIST_QUERY | {"labelSelector": _MANAGER_SELECTOR}, 0
     )
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 
@@ -326,4 +326,4 @@ def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
         for sample in family.samples:
             labels = sample.labels
             used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("gpu", "")] += int(sample.value)
-    return {key: amount // _BYTES for key, amount in used_bytes.items()}
+    return {key: amount // _BYTES_PER_MIB for key, amount in used_bytes.items()}

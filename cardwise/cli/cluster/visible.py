@@ -14,11 +14,11 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.objects import resourceclasses
 
 # Fields of a ResourceClass's status, by the heads of their columns.
-COLUMNS: Final = {
+STATUS_FIELD_BY_COLUMN: Final = {
     "GPUS": "devices", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
 }  # fmt: skip
-HEALTHY: Final = "healthyDevices"
-AMOUNTS: Final = (*COLUMNS.values(), HEALTHY)
+HEALTHY_COUNT_FIELD: Final = "healthyDevices"
+AMOUNT_FIELDS: Final = (*STATUS_FIELD_BY_COLUMN.values(), HEALTHY_COUNT_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ClassSummary:
     """A ResourceClass in the tables.
 
     share: one unit of the class, in words.
-    amounts: the AMOUNTS of the class by their names in the status; None if the extender has not written them.
+    amounts: the AMOUNT_FIELDS of the class by their names in the status; None if the extender has not written them.
     priority: the priority of the class; "-" for an invalid class.
     auto: "yes" if Cardwise created the class; "edited" if a user has changed it since, so that Cardwise no longer
         changes it; "no" if a user created it; "-" for an invalid class.
@@ -80,7 +80,7 @@ def _describe_share(resource_class: ResourceClass) -> str:
 
 def _summarize_manifest(manifest: Json) -> ClassSummary:
     status = manifest.get("status") or {}
-    amounts = {key: status.get(key) for key in AMOUNTS}
+    amounts = {key: status.get(key) for key in AMOUNT_FIELDS}
     record = resourceclasses.record_of(manifest)
     if record.resource_class is None:
         return ClassSummary(record.name, "-", amounts)

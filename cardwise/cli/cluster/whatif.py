@@ -267,7 +267,7 @@ def _complete_container(container: Json, classes_by_name: Mapping[str, ResourceC
         for kind in ("limits", "requests")
     )
     limits_in_domain = {
-        names.CLASS_PREFIX + name if classes.is_bare(name, classes_by_name.__contains__) else name: amount
+        names.CLASS_PREFIX + name if classes.is_bare_class_name(name, classes_by_name.__contains__) else name: amount
         for name, amount in limits.items()
     }
     other_limits = {name: amount for name, amount in limits.items() if name in _LOAD_KEYS}

@@ -59,7 +59,7 @@ def _print_proposal(client: "KubeClient", namespace: str, output: str, *, probe:
     findings = before.run_preinstall_checks(client, namespace, probe=probe)
     command = before.install_command(findings, namespace)
     if output == "table":
-        console.print_lines(f"{finding.table(findings, before.KINDS)}\nProposed installation:\n{command}")
+        console.print_lines(f"{finding.table(findings, before.KIND_COUNT)}\nProposed installation:\n{command}")
     else:
         printing.print_object(finding.as_json(findings) | {"command": command}, output)
     if finding.worst_severity(findings) is finding.Severity.PROBLEM:

@@ -202,7 +202,7 @@ def _mark_terminating(cluster_state: ClusterState, pods: Sequence[Json]) -> None
     terminating_uids = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for holding in cluster_state.ledger.holdings():
         if holding.uid in terminating_uids and not holding.phase_name:
-            cluster_state.ledger.set_holding(replace(holding, phase_name=remedies.ENDING))
+            cluster_state.ledger.set_holding(replace(holding, phase_name=remedies.ENDING_PHASE))
 
 
 def _read_context(

@@ -165,7 +165,7 @@ def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[st
         nodes = list(client.list_objects(paths.nodes()))
         free_loads = liveworkload.free_loads(nodes, client.list_objects(paths.pods()))
     except errors.Forbidden as error:
-        return {}, {}, liveworkload.describe_unlimited(error)
+        return {}, {}, liveworkload.describe_unlimited_loads(error)
     return free_loads, nodestates.unschedulable_reasons(nodes), None
 
 

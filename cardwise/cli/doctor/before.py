@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from cardwise.cli.doctor import bypasses, cluster, components, facts, finding, repairs, units
-from cardwise.cli.doctor.facts import PROBE_POD_PREFIX, Facts, name_of
+from cardwise.cli.doctor.facts import PROBE_POD_PREFIX, Facts, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, gpunodes, names
 from cardwise.core.values import shellcommand, wording
@@ -61,7 +61,7 @@ class PreinstallFacts(Facts):
     cronjobs: Sequence[Json] = ()
 
 
-KINDS: Final = facts.KINDS + len(fields(PreinstallFacts)) - len(fields(Facts))
+KIND_COUNT: Final = facts.KIND_COUNT + len(fields(PreinstallFacts)) - len(fields(Facts))
 
 
 def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts:
@@ -113,7 +113,7 @@ def check_preinstall_facts(cluster_facts: PreinstallFacts, namespace: str) -> It
     yield from cluster.check_gpushare_leftovers(cluster_facts)
     yield from units.check_bare_numbers(cluster_facts)
     yield from check_refused_workloads(cluster_facts, namespace)
-    yield from finding.report_unread_kinds(cluster_facts.unread_kinds, KINDS)
+    yield from finding.report_unread_kinds(cluster_facts.unread_kinds, KIND_COUNT)
 
 
 def install_command(findings: Iterable[Finding], namespace: str) -> str:
@@ -410,7 +410,7 @@ def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> I
         ):
             continue
         for bypass in bypasses.find_bypasses(spec):
-            workloads_by_bypass.setdefault(bypass, []).append(f"{kind} {name_of(manifest)}")
+            workloads_by_bypass.setdefault(bypass, []).append(f"{kind} {namespaced_name(manifest)}")
     for bypass, workloads in workloads_by_bypass.items():
         workloads_text = (
             f"{wording.pluralize(len(workloads), 'workload')} "

@@ -30,7 +30,7 @@ _CONTAINER_DEVICES: Final = (
 )
 _PROCESS_PATH: Final = re.compile(r"^/(proc/(self|thread-self|[0-9]+)|dev/fd)(/|$)")
 _HARMLESS_VALUES: Final = ("", names.NO_CARDS, "none")
-_WEBHOOK_LIMITS: Final = {  # environment variables with MPS limits, which only the webhook may write
+_MPS_LIMIT_PATTERNS: Final = {  # environment variables with MPS limits, which only the webhook may write
     mps.LIMIT_ENV: re.compile("0=[1-9][0-9]*M"),
     mps.PERCENT_ENV: re.compile("[1-9][0-9]?|100"),
 }
@@ -48,20 +48,20 @@ class Bypass:
     remedy: str
 
 
-ENVIRONMENT: Final = Bypass(
+ENVIRONMENT_BYPASS: Final = Bypass(
     f"{names.ENV_VISIBLE_DEVICES}, CUDA_MPS_* or NVIDIA_GPU_MEMORY_* in env",
     f"let them request a share ({names.GPU_MEM}) instead or, if they need no GPU, set "
     f"{names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}; {_INFRASTRUCTURE_REMEDY}",
 )
-HOST_PATH: Final = Bypass(
+HOST_PATH_BYPASS: Final = Bypass(
     "hostPath volumes with GPU device files, CDI specs or /proc",
     f"let them request a share ({names.GPU_MEM}) instead; {_INFRASTRUCTURE_REMEDY}",
 )
-RUNTIME_CLASS: Final = Bypass(
+RUNTIME_CLASS_BYPASS: Final = Bypass(
     "a RuntimeClass of NVIDIA's, but no request for a GPU",
     f"take runtimeClassName away, or let them request a share ({names.GPU_MEM}); {_INFRASTRUCTURE_REMEDY}",
 )
-OPEN_CONTAINER: Final = Bypass(
+OPEN_CONTAINER_BYPASS: Final = Bypass(
     "a RuntimeClass of NVIDIA's, but containers that request no GPU",
     f"set for each other container, also init containers, the variable {names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}",
 )
@@ -72,18 +72,18 @@ def find_bypasses(spec: Json) -> Iterator[Bypass]:
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     requests_gpu = any(_is_own_resource(name) for container in containers for name in _requested_resources(container))
     if any(map(_opens_cards_by_env, containers)):
-        yield ENVIRONMENT
+        yield ENVIRONMENT_BYPASS
     if _mounts_cards(spec, containers, requests_gpu=requests_gpu):
-        yield HOST_PATH
+        yield HOST_PATH_BYPASS
     if spec.get("runtimeClassName") in RUNTIME_CLASSES:
         has_nvidia_plugin_request = not spec.get("nodeName") and any(map(_requests_nvidia, containers))
         if not requests_gpu and not has_nvidia_plugin_request:
-            yield RUNTIME_CLASS
+            yield RUNTIME_CLASS_BYPASS
         # In a pod with a share, the webhook itself closes GPUs to the containers without a share.
         elif not requests_gpu and not all(
             _requests_nvidia(container) or _hides_all_cards(container) for container in containers
         ):
-            yield OPEN_CONTAINER
+            yield OPEN_CONTAINER_BYPASS
 
 
 def _opens_cards_by_env(container: Json) -> bool:
@@ -107,8 +107,8 @@ def _is_reserved(entry: Json) -> bool:
 
 def _is_written_by_webhook(entry: Json) -> bool:
     name = str(entry.get("name"))
-    if name in _WEBHOOK_LIMITS:
-        return _WEBHOOK_LIMITS[name].fullmatch(str(entry.get("value", ""))) is not None
+    if name in _MPS_LIMIT_PATTERNS:
+        return _MPS_LIMIT_PATTERNS[name].fullmatch(str(entry.get("value", ""))) is not None
     path = str(((entry.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", ""))
     return name == names.ENV_VISIBLE_DEVICES and path.startswith(f"metadata.annotations['{names.DEVICES_OF}")
 

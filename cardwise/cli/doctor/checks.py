@@ -102,7 +102,7 @@ def check_facts(cluster_facts: Facts) -> Iterator[Finding]:
     else:
         for check in _CHECKS if is_installed else _CHECKS_BEFORE_INSTALL:
             yield from check(cluster_facts)
-    yield from finding.report_unread_kinds(cluster_facts.unread_kinds, facts.KINDS)
+    yield from finding.report_unread_kinds(cluster_facts.unread_kinds, facts.KIND_COUNT)
 
 
 def _check_schedulers(client: KubeClient, cluster_facts: Facts) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from typing import Final
 
 from cardwise.cli.cluster import installation, nodestates
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of
+from cardwise.cli.doctor.facts import Facts, is_infrastructure, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
@@ -166,12 +166,12 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
                 continue
             is_shared = True
             if not is_infrastructure(facts, workload):
-                similar_names.append(f"{kind} {name_of(workload)}")
+                similar_names.append(f"{kind} {namespaced_name(workload)}")
                 continue
             yield Finding(
                 "other-plugins",
                 Severity.NOTE,
-                f"{vendor} is installed: {kind} {name_of(workload)}",
+                f"{vendor} is installed: {kind} {namespaced_name(workload)}",
                 "use a nodeSelector to run it on other nodes than Cardwise",
             )
     if similar_names:
@@ -194,10 +194,14 @@ def check_gpushare_leftovers(facts: Facts) -> Iterator[Finding]:
         if any(name_part in workload["metadata"]["name"] for name_part in _GPUSHARE_NAME_PARTS)
     ]
     leftovers = [
-        f"{kind} {name_of(workload)}" for kind, workload in gpushare_workloads if is_infrastructure(facts, workload)
+        f"{kind} {namespaced_name(workload)}"
+        for kind, workload in gpushare_workloads
+        if is_infrastructure(facts, workload)
     ]
     similar_names = [
-        f"{kind} {name_of(workload)}" for kind, workload in gpushare_workloads if not is_infrastructure(facts, workload)
+        f"{kind} {namespaced_name(workload)}"
+        for kind, workload in gpushare_workloads
+        if not is_infrastructure(facts, workload)
     ]
     for node in facts.nodes:
         metadata = node["metadata"]

@@ -204,7 +204,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     remedy = "set webhook.clientCA of the chart (docs/install.md#only-the-api-server-asks-the-webhook)"
     if spec.get("hostNetwork"):
         reason = "it uses the nodes' network, to which no NetworkPolicy applies"
-    elif _restrict_callers(facts.networkpolicies, labels, ports):
+    elif _are_callers_restricted(facts.networkpolicies, labels, ports):
         return
     else:
         reason = "it requires no client certificate, and no NetworkPolicy restricts who may connect"
@@ -212,7 +212,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {reason}", remedy)
 
 
-def _restrict_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
+def _are_callers_restricted(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
     """Whether NetworkPolicies restrict which pods may connect to these ports of the pods with these labels.
 
     The ports are restricted if at least one NetworkPolicy selects the pods, and no rule opens a port to all pods.

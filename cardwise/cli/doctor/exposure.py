@@ -22,7 +22,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 CHECK_NAME: Final = "runtime"
-_POLICY: Final = f"runtimeclasses.{names.GROUP}"
+_RUNTIME_CLASS_POLICY: Final = f"runtimeclasses.{names.GROUP}"
 _DEVICE_PLUGIN: Final = "cardwise-deviceplugin"
 _TIMEOUT_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 0.5
@@ -135,7 +135,7 @@ def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
 
 
 def _explain_refusal(title: str, error: errors.KubeError) -> Finding:
-    if _POLICY in error.message:
+    if _RUNTIME_CLASS_POLICY in error.message:
         return Finding(CHECK_NAME, Severity.OK, f"a pod without a GPU request may not use {title.removeprefix('the ')}")
     text = f"not tested whether a pod without a GPU request gets one through {title}: {error.message}"
     return Finding(CHECK_NAME, Severity.NOTE, text, "give a namespace in which you may create pods with -n")

@@ -15,8 +15,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 _APPS = "/apis/apps/v1"
-_POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-_POLICY_BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+_POLICIES_PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+_POLICY_BINDINGS_PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 _NETWORKING = "/apis/networking.k8s.io/v1"
 RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
@@ -88,7 +88,7 @@ _FIELDS_WITHOUT_LIST: Final = (
     "unread_kinds",
     *_OTHER_NAMESPACES_FIELD.values(),
 )
-KINDS = len(fields(Facts)) - len(_FIELDS_WITHOUT_LIST)  # the number of kinds that are read
+KIND_COUNT = len(fields(Facts)) - len(_FIELDS_WITHOUT_LIST)  # the number of kinds that are read
 
 
 def read_facts(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
@@ -108,8 +108,8 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
         "deployments": (paths.namespaced(_APPS, "deployments"), ""),
         "mutating_webhooks": (paths.mutatingwebhookconfigurations(), ""),
         "validating_webhooks": (paths.validatingwebhookconfigurations(), ""),
-        "policies": (_POLICIES, ""),
-        "policy_bindings": (_POLICY_BINDINGS, ""),
+        "policies": (_POLICIES_PATH, ""),
+        "policy_bindings": (_POLICY_BINDINGS_PATH, ""),
         "node_leases": (paths.leases(NODE_LEASES), ""),
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM_NAMESPACE), _SCHEDULER_LABEL),
@@ -193,7 +193,7 @@ def is_infrastructure(facts: Facts, workload: Json) -> bool:
     return workload["metadata"]["namespace"] in (facts.cardwise_namespace, *bypasses.INFRASTRUCTURE)
 
 
-def name_of(manifest: Json) -> str:
+def namespaced_name(manifest: Json) -> str:
     """The object's name, as "namespace/name"."""
     return f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
 

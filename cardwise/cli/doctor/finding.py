@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from cardwise.cli import console
-from cardwise.cli.doctor.facts import KINDS
+from cardwise.cli.doctor.facts import KIND_COUNT
 from cardwise.core.values import wording
 
 
@@ -95,7 +95,7 @@ def worst_severity(findings: Sequence[Finding]) -> Severity:
     return max((finding.level for finding in findings), key=order.index, default=Severity.OK)
 
 
-def table(findings: Sequence[Finding], kind_count: int = KINDS) -> str:
+def table(findings: Sequence[Finding], kind_count: int = KIND_COUNT) -> str:
     """Format one row per finding, followed by its remedy.
 
     `kind_count`: the number of lists that doctor tried to read.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.doctor.facts import Facts, name_of
+from cardwise.cli.doctor.facts import Facts, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import lookalikes, names, quotas
 from cardwise.core.values import wording
@@ -58,8 +58,8 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
         for key in sorted(hard):
             if suggested_name := _suggest_key(key, offered_names, class_names):
                 text = (
-                    f"ResourceQuota {name_of(quota)}: {quote_unless_name(key)} counts nothing, because no node offers "
-                    "it"
+                    f"ResourceQuota {namespaced_name(quota)}: {quote_unless_name(key)} counts nothing, because no "
+                    "node offers it"
                 )
                 yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{suggested_name}?")
     for missing_key, counted_key in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cardwise.cli.cluster import schedulers
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import PENDING_SELECTOR, PROBE_POD_PREFIX, Facts, is_recent, name_of
+from cardwise.cli.doctor.facts import PENDING_SELECTOR, PROBE_POD_PREFIX, Facts, is_recent, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -22,13 +22,13 @@ _STRANDED_SELECTOR: Final = f"spec.schedulerName={names.SCHEDULER},{PENDING_SELE
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
 # The option with the configuration file in kube-scheduler's command line.
 _CONFIG_FLAG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")
-_MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+_MARKER_RESOURCES: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 
 def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
     """Find pods that wait for the chart's own kube-scheduler although it no longer exists or has another name."""
     stranded_pods = [pod for pod in facts.pending_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
-    pod_names = [name_of(pod) for pod in stranded_pods]
+    pod_names = [namespaced_name(pod) for pod in stranded_pods]
     if (
         not pod_names
         or "deployments" in facts.unread_kinds
@@ -156,7 +156,9 @@ def check_scheduler_configuration(config: Json, title: str, remedy: str) -> Iter
     if missing_resources:
         text = f"{title} does not call an extender for {', '.join(missing_resources)}"
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
-    unignored_markers = [name for name in _MARKERS if name in stanza_by_resource and not stanza_by_resource[name][1]]
+    unignored_markers = [
+        name for name in _MARKER_RESOURCES if name in stanza_by_resource and not stanza_by_resource[name][1]
+    ]
     if unignored_markers:
         text = f"{title} does not ignore {', '.join(unignored_markers)}, which no node offers: gang members never start"
         yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {remedy}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of
+from cardwise.cli.doctor.facts import Facts, is_infrastructure, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -32,7 +32,7 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or remove the label")
     own_unit = _configured_unit(facts.mutating_webhooks)
     gpushare_units = {
-        name_of(daemonset): _gpushare_unit(daemonset)
+        namespaced_name(daemonset): _gpushare_unit(daemonset)
         for daemonset in (*facts.daemonsets, *facts.other_daemonsets)
         if _GPUSHARE_PLUGIN in daemonset["metadata"]["name"] and is_infrastructure(facts, daemonset)
     }

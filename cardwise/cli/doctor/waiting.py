@@ -8,7 +8,7 @@ from typing import Final
 
 from cardwise.cli.cluster import installation
 from cardwise.cli.doctor import repairs
-from cardwise.cli.doctor.facts import Facts, name_of
+from cardwise.cli.doctor.facts import Facts, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import isolation, names, request
 from cardwise.core.api.classes import GPU_KIND
@@ -39,7 +39,7 @@ def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
     is_single = len(pods) == 1
     text = (
         f"{wording.pluralize(len(pods), 'pod')} "
-        f"({wording.enumerate_first([name_of(pod) for pod in pods], _MAX_LISTED)}) "
+        f"({wording.enumerate_first([namespaced_name(pod) for pod in pods], _MAX_LISTED)}) "
         f"{'was' if is_single else 'were'} created without the webhook: "
         f"{'it waits' if is_single else 'they wait'} forever"
     )
@@ -50,7 +50,7 @@ def _report_exempt(pods: Sequence[Json]) -> Finding:
     is_single = len(pods) == 1
     text = (
         f"{wording.pluralize(len(pods), 'pod')} "
-        f"({wording.enumerate_first([name_of(pod) for pod in pods], _MAX_LISTED)}) "
+        f"({wording.enumerate_first([namespaced_name(pod) for pod in pods], _MAX_LISTED)}) "
         f"{'requests' if is_single else 'request'} GPUs in a namespace that is exempt from the webhook: "
         f"{'it waits' if is_single else 'they wait'} forever"
     )
@@ -90,7 +90,7 @@ def check_unmet_demands(facts: Facts) -> Iterator[Finding]:
         is_single = len(pods) == 1
         text = (
             f"{wording.pluralize(len(pods), 'pod')} "
-            f"({wording.enumerate_first([name_of(pod) for pod in pods], _MAX_LISTED)}) "
+            f"({wording.enumerate_first([namespaced_name(pod) for pod in pods], _MAX_LISTED)}) "
             f"{'demands' if is_single else 'demand'} isolation {demand}, which no GPU has "
             f"({wording.enumerate_first([*map(wording.sanitize_message, reasons)], _MAX_LISTED)}): "
             f"{'it waits' if is_single else 'they wait'}"

@@ -255,7 +255,7 @@ def explain_scheduler(pod: Json, context: PodContext) -> list[str]:
     elif not _scheduler_calls_extender(pod):
         lines.append(
             f"Its scheduler is {quote_unless_name(scheduler)}, and it is unknown whether that one calls "
-            f"Cardwise: if not, the pod never gets a GPU. {_describe_default_scheduler(pod)}"
+            f"Cardwise: if not, the pod never gets a GPU. {_suggest_default_scheduler(pod)}"
         )
     return lines
 
@@ -266,7 +266,7 @@ def _scheduler_calls_extender(pod: Json) -> bool:
     return message is not None and any(refusal.text in message for refusal in Refusal)
 
 
-def _describe_default_scheduler(pod: Json) -> str:
+def _suggest_default_scheduler(pod: Json) -> str:
     """Explain in one sentence how to give the pod to the default scheduler."""
     if workloads.is_bare(pod):
         recreation = workloads.describe_recreation(pod, dropped_fields=["schedulerName"])
@@ -443,7 +443,7 @@ def explain_foreign_resources(pod: Json, context: PodContext, classes: Sequence[
     """Explain the GPU resources that the pod requests and that are not Cardwise's."""
     offered_names = context.offered_resources()
     lines = []
-    for name in dict.fromkeys(_requested_names(pod)):
+    for name in dict.fromkeys(_requested_resource_names(pod)):
         if not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):
             continue
         if offered_names is not None and name in offered_names:
@@ -458,7 +458,7 @@ def explain_foreign_resources(pod: Json, context: PodContext, classes: Sequence[
     return lines
 
 
-def _requested_names(pod: Json) -> list[str]:
+def _requested_resource_names(pod: Json) -> list[str]:
     return [
         name
         for container in request.containers(pod)

@@ -15,7 +15,7 @@ from cardwise.core.values.wording import quote_unless_name
 _MAX_LISTED: Final = 5
 _KUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue must admit
 _JOB_CONTROLLER: Final = "kubernetes.io/job-controller"  # the value of `managedBy` for Kubernetes' own controller
-_BOUND_BY_OTHERS: Final = (
+_BOUND_BY_OTHERS_TEXT: Final = (
     "something other than Cardwise's extender had bound {them}. Unless this was done by hand (spec.nodeName, a "
     "Binding), kube-scheduler may not call the extender: ask your administrator to run `cardwise doctor`, which tests "
     "this with a pod"
@@ -46,7 +46,7 @@ def explain_workload(workload: WorkloadState) -> list[str]:
         pod_names = wording.enumerate_first(workload.directly_bound, _MAX_LISTED, "pod")
         lines.append(
             f"The extender has deleted pods of this workload within the last hour ({pod_names}): "
-            f"{_BOUND_BY_OTHERS.format(them='them')}."
+            f"{_BOUND_BY_OTHERS_TEXT.format(them='them')}."
         )
     if not workload.pods and not lines:
         metadata = workload.manifest["metadata"]
@@ -179,9 +179,8 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
         lines.append(f"  {event.last_timestamp} {reason}: {author}{wording.sanitize_message(event.message)}")
     if any(event.reason == names.BOUND_WITHOUT_EXTENDER for event in events):
         lines.append(
-            f"It got no GPU, because {_BOUND_BY_OTHERS.format(them='it')}; until that is fixed, replacement pods are "
-            "deleted "
-            "too."
+            f"It got no GPU, because {_BOUND_BY_OTHERS_TEXT.format(them='it')}; until that is fixed, "
+            "replacement pods are deleted too."
         )
     deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
     for kind, owner in deleters:

@@ -21,7 +21,7 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
 from cardwise.kube.clusterstate import ClusterState
 
-ENDING = "ending"  # the phase name of a pod that is deleted and whose containers may still run
+ENDING_PHASE = "ending"  # the phase name of a pod that is deleted and whose containers may still run
 _MAX_LISTED = 5  # maximum number of pods or cards named in one line
 _MIN_SUGGESTED_MIB = 256  # a smaller request is not suggested
 _MAX_MEMBERS = 16  # maximum number of a gang's pods for which free cards are searched
@@ -68,7 +68,9 @@ def describe_holder(holding: Holding, uuid: str = "") -> str:
 
     uuid: the only card to count; "" for all cards.
     """
-    state_note = ", is ending" if holding.phase_name == ENDING else ", its pod is gone" if holding.phase_name else ""
+    state_note = (
+        ", is ending" if holding.phase_name == ENDING_PHASE else ", its pod is gone" if holding.phase_name else ""
+    )
     card_mib = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
     return f"{holding.namespace}/{holding.name} ({card_mib or holding.assignment.mem} MiB{state_note})"
 
@@ -90,7 +92,11 @@ def _suggest_smaller_request(
 def _suggest_recreate_strategy(namespace: str, views: Sequence[NodeView], context: PodContext) -> Iterator[str]:
     """Suggest the strategy Recreate if the old pod of a rolling update holds the card until the new pod runs."""
     holders = (
-        holding for view in views for card in view.cards for holding in card.holders if holding.phase_name != ENDING
+        holding
+        for view in views
+        for card in view.cards
+        for holding in card.holders
+        if holding.phase_name != ENDING_PHASE
     )
     former_pods = dict.fromkeys(
         holding.name

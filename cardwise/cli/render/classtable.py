@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from cardwise.cli.cluster import visible
-from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, ClassSummary
+from cardwise.cli.cluster.visible import HEALTHY_COUNT_FIELD, STATUS_FIELD_BY_COLUMN, ClassSummary
 from cardwise.cli.render import tables
 from cardwise.core.placement.totals import CardClassView, DeviceClassView
 from cardwise.core.values.decoded import Json
@@ -24,7 +24,7 @@ def format_card_classes(views: Sequence[CardClassView], columns: int | None = No
     rows = _card_rows(visible.summarize_class(view.resource_class, view.amounts) for view in views)
     if not wide:
         return tables.fit_columns(rows, columns, _OPTIONAL_COLUMNS)
-    healthy_column = ["HEALTHY", *(str(view.amounts[HEALTHY]) for view in views)]
+    healthy_column = ["HEALTHY", *(str(view.amounts[HEALTHY_COUNT_FIELD]) for view in views)]
     return tables.stack_tables(
         [[[*row, cell] for row, cell in zip(rows, healthy_column, strict=True)], _card_user_rows(views)]
     )
@@ -121,7 +121,7 @@ def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> 
     cards = _card_rows(summary for summary in summaries if not summary.is_device_class)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
     devices += [
-        [summary.name, *(_format_amount(summary, key) for key in ("devices", "nodes", HEALTHY))]
+        [summary.name, *(_format_amount(summary, key) for key in ("devices", "nodes", HEALTHY_COUNT_FIELD))]
         for summary in summaries
         if summary.is_device_class
     ]
@@ -136,11 +136,11 @@ def summary_as_json(summary: ClassSummary) -> dict[str, Any]:
 
 def _card_rows(summaries: Iterable[ClassSummary]) -> list[list[str]]:
     """Return the heads of the columns and one row per class of cards."""
-    rows = [["CLASS", *COLUMNS, "SHARE", "PRIORITY", "AUTO"]]
+    rows = [["CLASS", *STATUS_FIELD_BY_COLUMN, "SHARE", "PRIORITY", "AUTO"]]
     rows += [
         [
             summary.name,
-            *(_format_amount(summary, key) for key in COLUMNS.values()),
+            *(_format_amount(summary, key) for key in STATUS_FIELD_BY_COLUMN.values()),
             summary.share,
             summary.priority,
             summary.auto,

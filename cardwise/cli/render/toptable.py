@@ -120,7 +120,7 @@ def _format_holders(card: CardUsage) -> str:
 
 
 def _format_holder(holder: Holder) -> str:
-    excess_mark = "!" * (holder.used is not None and holder.used > holder.granted + mps.MAX_CONTEXT)
+    excess_mark = "!" * (holder.used is not None and holder.used > holder.granted + mps.MAX_CONTEXT_MIB)
     return (
         f"{holder.namespace}/{holder.name} {_format_known(holder.used)}/{holder.granted}{excess_mark}"
         + " (terminating)" * holder.terminating

@@ -21,7 +21,7 @@ from cardwise.core.values.wording import quote_text
 _VERSION = 1
 _GPUSHARE_KEY = "pod"  # gpushare's annotations describe the pod, not its containers
 _MAX_NUMBER = 2**31 - 1  # the maximum of a card's index and of a percentage
-_GIB = 1024  # MiB. gpushare's default unit is GiB. A card has at least 1024 MiB, so a smaller size is in GiB.
+_MIB_PER_GIB = 1024  # MiB. gpushare's default unit is GiB. A card has at least 1024 MiB, so a smaller size is in GiB.
 
 
 class InvalidAssignment(ValueError):
@@ -371,7 +371,9 @@ def _decode_share(index: int, uuid: str, mem: int, core: int, total: int, *whole
     if whole_flag and whole_flag not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {whole_flag} is unknown")
     is_whole = whole_flag == (1,)
-    return CardShare(index, _get_text(uuid), quantity.size(mem), Percent(core), quantity.size(total), is_whole)
+    return CardShare(
+        index, _get_text(uuid), quantity.shared_mib(mem), Percent(core), quantity.shared_mib(total), is_whole
+    )
 
 
 def _decode_devices(encoded: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
@@ -400,7 +402,7 @@ def _gpushare_unit(annotations: Mapping[str, str]) -> int:
     """The number of MiB in one unit of gpushare's amounts: 1 or 1024, derived from the size of the pod's card. Raises
     ValueError.
     """
-    return _GIB if 0 < int(annotations.get(names.DEV_MEM, 0)) < _GIB else 1
+    return _MIB_PER_GIB if 0 < int(annotations.get(names.DEV_MEM, 0)) < _MIB_PER_GIB else 1
 
 
 def _decode_framework(annotations: Mapping[str, str]) -> Assignment:

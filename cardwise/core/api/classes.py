@@ -207,7 +207,7 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
         share=share,
         priority=priority,
         other=other,
-        auto=_is_auto(manifest),
+        auto=_is_automatic_class(manifest),
         untouched=bool(auto_models(manifest)),
     )
 
@@ -228,7 +228,7 @@ def check_name(name: str, field: str = "metadata.name") -> None:
         )
 
 
-def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
+def is_bare_class_name(name: str, exists: Callable[[str], bool]) -> bool:
     """Whether a resource name without a domain means a class. Kubernetes would refuse such a name."""
     if "/" in name:
         return False
@@ -319,7 +319,7 @@ def auto_models(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """
     metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
     text = (metadata.get("annotations") or {}).get(names.AUTO_SPEC)
-    if not _is_auto(manifest) or text is None:
+    if not _is_automatic_class(manifest) or text is None:
         return ()
     try:
         recorded_spec = json.loads(text)
@@ -343,7 +343,7 @@ def _selected_models(selector: object) -> tuple[str, ...]:
     return ()
 
 
-def _is_auto(manifest: Mapping[str, Any]) -> bool:
+def _is_automatic_class(manifest: Mapping[str, Any]) -> bool:
     return ((manifest.get("metadata") or {}).get("labels") or {}).get(names.AUTO_LABEL) == "true"
 
 

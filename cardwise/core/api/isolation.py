@@ -158,7 +158,7 @@ def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tie
     if mps_state in _SERVED_BY_MPS:
         without_mps, compute = "", ComputeTier.MPS
     else:
-        without_mps = _why_without_mps(mps_state, mps_reason)
+        without_mps = _reason_without_mps(mps_state, mps_reason)
         compute = ComputeTier.NONE
     why_not_kernel = kernel_limit_obstacle(driver, has_cdi=has_cdi)
     if why_not_kernel is None:
@@ -167,7 +167,7 @@ def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tie
     return Tiers(memory, compute, without_mps or why_not_kernel, without_mps)
 
 
-def _why_without_mps(mps_state: str, mps_reason: str) -> str:
+def _reason_without_mps(mps_state: str, mps_reason: str) -> str:
     """Why containers on the card start without MPS."""
     if mps_state == MpsState.OFF:
         return MPS_OFF

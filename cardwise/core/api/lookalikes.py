@@ -72,7 +72,7 @@ _NAMESPACE_LABELS: Final = (names.DEFAULTS_LABEL, names.GPU_MEM_UNIT)
 _OTHER_VENDORS: Final = ("amd.com", "intel.com", "iluvatar.ai", "metax-tech.com", "mthreads.com")
 _CORE_RESOURCE_START: Final = names.GPU_CORE.removesuffix(".percentage")
 # By name, the name to suggest instead: for the short form of the core percentage and the internal name of whole cards.
-_FULL_NAMES: Final[Mapping[str, str]] = {_CORE_RESOURCE_START: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
+_SUGGESTED_NAMES: Final[Mapping[str, str]] = {_CORE_RESOURCE_START: names.GPU_CORE, names.WHOLE_GPU: names.GPU_COUNT}
 # Resource names that suggest a GPU. The same pattern as the chart's `cardwise.cel.looksLikeGpu`: the API server calls
 # the webhook for objects with such a resource.
 _GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
@@ -118,7 +118,7 @@ def suggest_resource(name: str, others: Iterable[str] = ()) -> str | None:
     limit = max(_MIN_EDITS, len(name) // _LENGTH_PER_EDIT)
     candidates = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE_RESOURCE_START, *select_alike(name, others))
     nearest = _choose_nearest(candidates, limit, partial(_name_distance, name))
-    return _FULL_NAMES.get(nearest, nearest) if nearest is not None else None
+    return _SUGGESTED_NAMES.get(nearest, nearest) if nearest is not None else None
 
 
 def suggest_class(name: str, class_names: Iterable[str]) -> str | None:

@@ -43,15 +43,15 @@ MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
 CLOSED_BY_FORMER_MANAGER: Final = "the GPU is closed to programs without MPS: a former MPS manager left it so"
 
 MAX_PIPE_LENGTH: Final = 87  # bytes of the pipe folder's path; with a longer path MPS fails without a message
-MIN_CEILING: Final = 512  # MiB; the ceiling while no pod on the card has a larger share
+MIN_CEILING_MIB: Final = 512  # MiB; the ceiling while no pod on the card has a larger share
 # MiB, measured on an H200 and an H100 with driver 580 (docs/measured.md):
-MIN_LIMIT: Final = 544  # the smallest limit of a client: with 512 CUDA does not start, since its context counts
+MIN_LIMIT_MIB: Final = 544  # the smallest limit of a client: with 512 CUDA does not start, since its context counts
 # MiB that a process without MPS may use beyond its share, for its CUDA context and a framework's libraries
-MAX_CONTEXT: Final = 640
-# MiB that the MPS server uses on a card, by the start of the model's name, measured; on other models `_SERVER_MEMORY`.
-_MEASURED_SERVERS: Final = {"NVIDIA H100": MiB(66), "NVIDIA H200": MiB(66)}
-_SERVER_MEMORY: Final = MiB(128)
-_GIB: Final = 1024  # MiB
+MAX_CONTEXT_MIB: Final = 640
+# MiB that the MPS server uses on a card, by the start of the model's name, measured; and on other models.
+_SERVER_MIB_BY_MODEL: Final = {"NVIDIA H100": MiB(66), "NVIDIA H200": MiB(66)}
+_DEFAULT_SERVER_MIB: Final = MiB(128)
+_MIB_PER_GIB: Final = 1024
 _VERSION = 1  # of the state file's format
 _UUID_PREFIX_LENGTH = 12  # characters of the UUID in a folder's name
 _DIGEST_LENGTH = 8  # characters of the UUID's digest in a folder's name
@@ -133,8 +133,8 @@ class Status:
 
 def server_memory(model: str) -> MiB:
     """The MiB to keep for the MPS server on a card of this model."""
-    measured = (mib for start, mib in _MEASURED_SERVERS.items() if model.startswith(start))
-    return next(measured, _SERVER_MEMORY)
+    measured = (mib for start, mib in _SERVER_MIB_BY_MODEL.items() if model.startswith(start))
+    return next(measured, _DEFAULT_SERVER_MIB)
 
 
 def folder_name(uuid: str) -> str:
@@ -178,8 +178,8 @@ def ceiling(shares: Sequence[MiB]) -> MiB:
     From 1 GiB on, whole GiB: daemons report a limit of `8138M` as `7G`, and a limit counts only if the daemon reports
     it as written.
     """
-    largest = max([*shares, MIN_CEILING])
-    return MiB(largest) if largest < _GIB else MiB(-(-largest // _GIB) * _GIB)
+    largest = max([*shares, MIN_CEILING_MIB])
+    return MiB(largest) if largest < _MIB_PER_GIB else MiB(-(-largest // _MIB_PER_GIB) * _MIB_PER_GIB)
 
 
 def limits_value(limits: Sequence[MiB]) -> str:

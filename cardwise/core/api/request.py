@@ -260,7 +260,7 @@ def parse(pod: Json) -> PodRequest | None:
         devices=tuple(devices),
         priority=priority,
         isolation=isolation_of(annotations),
-        user=_common_user(pod, {container_request.key for container_request in container_requests}),
+        user=_common_mps_user(pod, {container_request.key for container_request in container_requests}),
         peer_key=peer_key(pod, policy),
     )
 
@@ -303,17 +303,17 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     return request
 
 
-def _common_user(pod: Json, keys: Collection[str]) -> int:
+def _common_mps_user(pod: Json, keys: Collection[str]) -> int:
     spec = pod.get("spec") or {}
-    pod_user = _run_as(spec)
+    pod_user = _run_as_user(spec)
     if spec.get("hostUsers") is False:
         return mpsprofile.OWN_USERS
     return mpsprofile.user(
-        pod_user, [_run_as(container.spec) for container in containers(pod) if container.key in keys]
+        pod_user, [_run_as_user(container.spec) for container in containers(pod) if container.key in keys]
     )
 
 
-def _run_as(spec: Json) -> int | None:
+def _run_as_user(spec: Json) -> int | None:
     """The `runAsUser` in the spec of a pod or container; None if it is not set."""
     number = (spec.get("securityContext") or {}).get("runAsUser")
     return number if isinstance(number, int) else None
@@ -518,10 +518,10 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
             return quantity.count(text, maximum=6400)
         return quantity.count(text, maximum=MAX_CARDS)
     except quantity.InvalidQuantity as error:
-        raise InvalidRequest(field, error.problem, _remedy(name, text, error.remedy)) from error
+        raise InvalidRequest(field, error.problem, _amount_remedy(name, text, error.remedy)) from error
 
 
-def _remedy(name: str, text: str | int, remedy: str) -> str:
+def _amount_remedy(name: str, text: str | int, remedy: str) -> str:
     """The remedy for an invalid amount.
 
     remedy: the general remedy, used if there is none for this resource or this amount.

@@ -18,7 +18,7 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.setcover import CoverEffort
 
 _MAX_TRIED_PLACEMENTS: Final = 10_000  # placements that the search of all plans tries: takes some seconds
-_MAX_FAILED_WAYS: Final = 1000  # sets of moves that the greedy search tries without success: takes some seconds
+_MAX_FAILED_MOVE_SETS: Final = 1000  # sets of moves that the greedy search tries without success: takes some seconds
 _MAX_NODES: Final = 512  # nodes on which the greedy search looks for moves: those with the most free memory on a card
 
 
@@ -112,7 +112,7 @@ def _plan(attempt: _Attempt, current_count: int, bound: int, effort: int) -> Mov
     return replace(greedy, min_moves=bound + 1)
 
 
-def _harm(pods: Sequence[MovablePod]) -> tuple[int, int]:
+def _harm_of_moves(pods: Sequence[MovablePod]) -> tuple[int, int]:
     """The harm of moving these pods, at least one: their highest priority, then their MiB. Smaller is better."""
     return max(pod.priority for pod in pods), sum(pod.mem for pod in pods)
 
@@ -138,7 +138,7 @@ class _Search:
         least_harm: tuple[int, int] | None = None
         by_uid = {pod.uid: pod for pod in self._attempt.movables}
         for moves, fit_counts in self._walk_moves(depth, [], [current_count], set()):
-            harm = _harm([by_uid[move.before.uid] for move in moves])
+            harm = _harm_of_moves([by_uid[move.before.uid] for move in moves])
             if least_harm is None or harm < least_harm:
                 best, least_harm = (
                     MovePlan(moves=moves, fit_counts=fit_counts, min_moves=depth, cordons=self._attempt.cordon),
@@ -182,7 +182,7 @@ class _Greedy:
         self._movables = {pod.uid: pod for pod in attempt.movables}
         self._moves: list[Move] = []
         self._stuck_uids: set[str] = set()  # pods whose moves do not help at present
-        self._remaining_failures = _MAX_FAILED_WAYS
+        self._remaining_failures = _MAX_FAILED_MOVE_SETS
         # By node: the cards that `fill_with` gave to the goal's pods, and the pods that must move for a further pod of
         # the goal. An entry is removed when the node changes.
         self._ways_by_node: dict[str, tuple[set[str], list[MovablePod]]] = {}
@@ -207,7 +207,7 @@ class _Greedy:
         """Make the next moves that help. Returns the functions that undo these moves, and how many of the goal's pods
         fit after each; None if no moves help.
         """
-        while ways := self._cheapest_first():
+        while ways := self._sort_move_sets_by_harm():
             for way in ways:
                 step = self._move_all(way, count_before)
                 if step is not None:
@@ -226,7 +226,7 @@ class _Greedy:
             if holding is not None:
                 self._ways_by_node.pop(holding.node, None)
 
-    def _cheapest_first(self) -> list[list[MovablePod]]:
+    def _sort_move_sets_by_harm(self) -> list[list[MovablePod]]:
         ways = []
         # The goal's pods that fit already are placed first, so that the search frees cards for further pods.
         with self._world.fill_with(self._attempt.goal) as placements:
@@ -248,7 +248,7 @@ class _Greedy:
         remaining_moves = self._max_moves - len(self._moves)
         return sorted(
             (way for way in ways if 0 < len(way) <= remaining_moves),
-            key=lambda way: (len(way), *_harm(way), way[0].uid),
+            key=lambda way: (len(way), *_harm_of_moves(way), way[0].uid),
         )
 
     def _blocking_pods(self, node: NodeState) -> list[MovablePod]:

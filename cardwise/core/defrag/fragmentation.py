@@ -47,7 +47,7 @@ class Memory(NamedTuple):
         return 100 * self.fragmented / self.free if self.free > 0 else 0.0
 
 
-_NOTHING: Final = Memory()
+_NO_MEMORY: Final = Memory()
 
 
 class _Card(NamedTuple):
@@ -106,21 +106,21 @@ class Fragments:
         self._of_kinds: dict[int, list[int]] = {}  # by kind of card: total, used and free MiB
         self._useful: Floats = np.zeros((0, 1))  # MiB that are not fragments, by slot of the table and card position
         self._read = 0  # the number of changes in the table's log that `_useful` contains
-        self.learn(pods)
+        self.set_expected_pods(pods)
 
-    def learn(self, pods: Sequence[WeightedShape]) -> None:
+    def set_expected_pods(self, pods: Sequence[WeightedShape]) -> None:
         """Set the expected pods."""
         self._measure = FragmentMeasure(pods)
         self._stale = True
 
     def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:
         """Update a node. `free_load`: its free cpu, memory and pod slots; None if the node no longer exists."""
-        self._count(self._cards.pop(name, ()), -1)
+        self._add_to_sums(self._cards.pop(name, ()), -1)
         if node is not None and free_load is not None:
             self._cards[name] = [
                 _Card(node.kinds[i], card.mem, node.used[i], node.free_mib(i)) for i, card in enumerate(node.cards)
             ]
-            self._count(self._cards[name], 1)
+            self._add_to_sums(self._cards[name], 1)
         self._table.set_node(name, node, free_load)
 
     def memory_of_node(self, name: str) -> Memory:
@@ -136,7 +136,7 @@ class Fragments:
         for number, memory in self._memory_by_card_kind().items():
             kind = kinds.find_kind(number)
             for name in sorted(kind.classes) if kind is not None else ():
-                by_class[name] = by_class.get(name, _NOTHING).add(memory)
+                by_class[name] = by_class.get(name, _NO_MEMORY).add(memory)
         return by_class
 
     def _memory_by_card_kind(self) -> dict[int, Memory]:
@@ -156,7 +156,7 @@ class Fragments:
             [sum(amounts) for amounts in zip((0, 0, 0), *self._of_kinds.values(), strict=True)], self._useful.sum()
         )
 
-    def _count(self, cards: Iterable[_Card], sign: int) -> None:
+    def _add_to_sums(self, cards: Iterable[_Card], sign: int) -> None:
         for kind, total, used, free in cards:
             sums = self._of_kinds.setdefault(kind, [0, 0, 0])
             sums[0] += sign * total

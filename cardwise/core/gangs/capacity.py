@@ -185,7 +185,7 @@ class Capacities:
         start, former = self._start, (self._ledger, self._loads)
         if self._ledger.kinds.changes != self._start_kinds:
             self._counts_by_shape.clear()  # the kinds of the former snapshot may differ from those of this one
-        self._note_changes()
+        self._record_changed_nodes()
         for changed_ledger, changed_loads in (former, (ledger, loads)):
             self._changes.extend(changed_ledger.nodes_changed_since(start.ledger))
             self._changes.extend(changed_loads.nodes_changed_since(start.loads))
@@ -223,7 +223,7 @@ class Capacities:
         self._start_kinds = ledger.kinds.changes
         self._names, self._load_names = set(ledger.nodes_by_name()), set(loads.known_nodes())
 
-    def _note_changes(self) -> None:
+    def _record_changed_nodes(self) -> None:
         """Add the nodes that have changed since the last call to `_changes`."""
         current = _Generations(self._ledger.generation, self._loads.generation)
         if current == self._seen:
@@ -241,7 +241,7 @@ class Capacities:
             self._changes.clear()
 
     def _updated_shape_count(self, shape: MemberShape) -> _ShapeCount:
-        self._note_changes()
+        self._record_changed_nodes()
         self._limit_changes()
         shape_count = self._counts_by_shape.pop(shape, None)
         kinds, change_count = self._ledger.kinds.changes, self._forgotten_changes + len(self._changes)

@@ -187,10 +187,10 @@ def count_card_requests(members: Iterable[Member]) -> int:
 
 def _sizes(members: Iterable[Member]) -> dict[PodRequest | None, tuple[int, int, int]]:
     """By request, a sort key: members that are hard to place come first."""
-    return {request: _size(request) for request in {member.request for member in members}}
+    return {request: _request_size_key(request) for request in {member.request for member in members}}
 
 
-def _size(request: PodRequest | None) -> tuple[int, int, int]:
+def _request_size_key(request: PodRequest | None) -> tuple[int, int, int]:
     if request is None:
         return 0, 0, 0
     whole_cards = sum(container.cards for container in request.containers if container.whole)
@@ -305,7 +305,7 @@ class _Inputs:
         policy = policies.find_policy(request.policy)
         return policy if policy.rank_nodes is not None else None
 
-    def harm(self, node: str) -> int:
+    def cardless_score(self, node: str) -> int:
         """The score of a node for a pod that needs no card: -1 for a node with cards, so that it comes last."""
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
@@ -322,7 +322,7 @@ class _Inputs:
         offers = terms.offers.get(member.shape)
         if request is None:
             allowed = self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load))
-            harms = {node: self.harm(node) for node in allowed}
+            harms = {node: self.cardless_score(node) for node in allowed}
             return _Kind(member, None, harms.keys(), harms)
         scorer, work = self.scorer(request, terms.headroom), self._work(request)
         if (
@@ -485,7 +485,7 @@ class _Queue:
     def _score(self, node: str) -> int:
         scorer = self.kind.scorer
         if scorer is None:
-            return self._inputs.harm(node)
+            return self._inputs.cardless_score(node)
         score = scorer.score(self._used.state(node))
         return _UNUSABLE_SCORE if isinstance(score, Refusal) else score
 

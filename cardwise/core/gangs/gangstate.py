@@ -31,7 +31,7 @@ _FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
 _REFUSAL_INTERVAL = 1.0  # seconds in which several refusals count as one
 _MAX_NAMED_MEMBERS = 5  # members that a message names
 
-PlanEnd = str | None  # why a transition ended the plan of its gang; None if it did not
+PlanEndReason = str | None  # why a transition ended the plan of its gang; None if it did not
 
 
 class GangPlan(Mapping[str, str]):
@@ -118,7 +118,7 @@ class Gang:
 
     # Members.
 
-    def set_member(self, member: Member, now: float) -> PlanEnd:
+    def set_member(self, member: Member, now: float) -> PlanEndReason:
         """Record that a member was added or changed. Call this before the member's reservation changes."""
         member_before = self.members.get(member.uid)
         if member_before == member:
@@ -135,7 +135,7 @@ class Gang:
             return self._handle_lost_reservation(member, f"{member.name} was bound by another scheduler", now)
         return self._update_progress(now)
 
-    def remove_member(self, uid: str, now: float) -> PlanEnd:
+    def remove_member(self, uid: str, now: float) -> PlanEndReason:
         """Record that a member was deleted. Call this before the member's reservation changes."""
         member = self.members.pop(uid, None)
         if member is None:
@@ -146,7 +146,7 @@ class Gang:
             self._start_over(now)
         return self._remove_member(member, now)
 
-    def set_group(self, group: PodGroupSpec, now: float) -> PlanEnd:
+    def set_group(self, group: PodGroupSpec, now: float) -> PlanEndReason:
         """Record that the PodGroup was added, changed or deleted."""
         if group == self.group:
             return None
@@ -366,7 +366,7 @@ class Gang:
         missing = wording.enumerate_first(self.missing_names(), _MAX_NAMED_MEMBERS)
         return f"{missing} did not reach bind within {seconds:.0f} s"
 
-    def cancel_plan(self, reason: str, now: float) -> PlanEnd:
+    def cancel_plan(self, reason: str, now: float) -> PlanEndReason:
         """Cancel the plan of a gang that is not `forward`: release all its reservations. No Binding was posted."""
         if not self.plan or self.forward:
             return None
@@ -398,7 +398,7 @@ class Gang:
         if self.forward and self.group.partly_bound_since is not None:
             self._progress = now - min(max(0.0, wall - self.group.partly_bound_since), 0.75 * self.patience.rollback)
 
-    def begin_rollback(self, now: float) -> PlanEnd:
+    def begin_rollback(self, now: float) -> PlanEndReason:
         """Begin to evict the bound members (`evicting`), and cancel the plan of the other members.
 
         A PodDisruptionBudget may prevent evictions for ever. So until the first member is evicted, the other members
@@ -417,14 +417,14 @@ class Gang:
         """
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
-    def reset(self, now: float) -> PlanEnd:
+    def reset(self, now: float) -> PlanEndReason:
         """Reset an abandoned gang: it waits again until all members can be bound. No Binding may be in progress."""
         self._clear()
         self.forward = self.committed = False
         self.since = now
         return "nothing of the gang is bound any more"
 
-    def reset_to_cluster(self, now: float) -> PlanEnd:
+    def reset_to_cluster(self, now: float) -> PlanEndReason:
         """Keep only the state that the API server shows, because another extender is the leader now."""
         self._clear()
         self.evicting.clear()
@@ -455,7 +455,7 @@ class Gang:
         self.changes += 1
         self._needed = self._rank = None
 
-    def _update_progress(self, now: float) -> PlanEnd:
+    def _update_progress(self, now: float) -> PlanEndReason:
         """Update whether the gang runs or is bound in part. Call this when its members or its PodGroup have changed."""
         if self.group.basic:
             return None if self.ran else self._mark_running(now)
@@ -481,7 +481,7 @@ class Gang:
             self.since = now
         return None
 
-    def _mark_running(self, now: float) -> PlanEnd:
+    def _mark_running(self, now: float) -> PlanEndReason:
         end_reason = "the gang runs" if self.plan else None
         self._clear()
         self.ran = True
@@ -492,7 +492,7 @@ class Gang:
         self.since = now
         return end_reason
 
-    def _remove_member(self, member: Member, now: float) -> PlanEnd:
+    def _remove_member(self, member: Member, now: float) -> PlanEndReason:
         """Remove a member that no longer counts."""
         if member.uid in self.evicting and self.forward:
             self._clear()
@@ -507,7 +507,9 @@ class Gang:
             self._start_over(now)
         return end_reason
 
-    def _handle_lost_reservation(self, member: Member, reason: str, now: float, *, is_whole: bool = True) -> PlanEnd:
+    def _handle_lost_reservation(
+        self, member: Member, reason: str, now: float, *, is_whole: bool = True
+    ) -> PlanEndReason:
         """Handle a member that no longer needs its planned node and cards.
 
         is_whole: whether this ends the plan of a gang that is not `forward`.

@@ -31,8 +31,8 @@ from cardwise.core.preemption.setcover import Cover, CoverEffort, Victim
 NeededAmounts = Mapping[object, int]
 MEM, CORE, CLIENTS = "mem", "core", "clients"
 # In steps of `CoverEffort`:
-_CARD_EFFORT: Final = 4  # the effort of trying a card
-_CHECK_EFFORT: Final = 256  # the effort of checking a set with the placement engine
+_CARD_TRY_EFFORT: Final = 4  # the effort of trying a card
+_SET_CHECK_EFFORT: Final = 256  # the effort of checking a set with the placement engine
 _EXTRA_EFFORT_WITHOUT_SET: Final = 6_000  # extra effort while no set was found
 _EXTRA_EFFORT_FOR_CLEARABLE_CARDS: Final = 12_000  # extra effort to find the cards that can be cleared
 _MAX_CARDS: Final = 128  # cards of all card requests together; for a pod with more, no victims are searched
@@ -185,13 +185,13 @@ class _CardChoice:
         ):
             return False
         for typed_request, cards in zip(typed_requests, possible_cards, strict=True):
-            if self._is_over():
+            if self._is_effort_spent():
                 return False
-            costs = self._costs(typed_request.card_request, cards)
+            costs = self._clearing_costs(typed_request.card_request, cards)
             if len(costs) < typed_request.card_request.cards:
                 return False
             bits = sum(1 << i for i in costs)
-            self._requests.append(_RequestCards(typed_request.card_request, costs, _cheapest_first(costs), bits))
+            self._requests.append(_RequestCards(typed_request.card_request, costs, _positions_by_cost(costs), bits))
         self._requests.sort(key=_search_order)
         return True
 
@@ -208,11 +208,11 @@ class _CardChoice:
             and self._can_have_free(i, use)
         ]
 
-    def _costs(self, card_request: CardRequest, cards: Sequence[int]) -> dict[int, int]:
+    def _clearing_costs(self, card_request: CardRequest, cards: Sequence[int]) -> dict[int, int]:
         """By position of a card, the minimum cost of clearing the card for the card request."""
         costs = {}
         for i in cards:
-            self._effort.spend(_CARD_EFFORT)
+            self._effort.spend(_CARD_TRY_EFFORT)
             shortfall = self._missing_amounts(i, _Use().add(card_request))
             cover = (
                 setcover.cheapest_cover(self._victims_by_card[i], shortfall, self._allowed, self._effort)
@@ -285,7 +285,7 @@ class _CardChoice:
             # The cards are in ascending order of cost.
             if (
                 not self._can_improve(cost + missing * cost_alone if self._are_cards_independent else cost_alone)
-                or self._is_over()
+                or self._is_effort_spent()
             ):
                 return
             with_card = self._add_card(request_index, chosen, i)
@@ -305,7 +305,7 @@ class _CardChoice:
         self._effort.spend(1)
         if bit & (chosen.used_bits if card_request.whole else chosen.whole_bits):
             return None
-        self._effort.spend(_CARD_EFFORT)
+        self._effort.spend(_CARD_TRY_EFFORT)
         use = chosen.uses.get(i, _Use()).add(card_request)
         if not self._can_have_free(i, use):
             return None
@@ -339,7 +339,7 @@ class _CardChoice:
     def _can_improve(self, cost: int) -> bool:
         return self._best is None or cost < self._best.cost
 
-    def _is_over(self) -> bool:
+    def _is_effort_spent(self) -> bool:
         """Whether the search must end because its effort is spent. While no set was found, extra effort is allowed."""
         return self._effort.remaining <= (self._limit if self._best is None else 0)
 
@@ -360,7 +360,7 @@ class _CardChoice:
         cover = setcover.cheapest_cover(list(candidates), needs, self._allowed, self._effort, cost_limit)
         if cover is None:
             return
-        self._effort.spend(_CHECK_EFFORT)
+        self._effort.spend(_SET_CHECK_EFFORT)
         if self._is_valid(cover):
             self._best = cover
 
@@ -372,5 +372,5 @@ def _search_order(request_cards: _RequestCards) -> tuple[int, bool]:
     return len(request_cards.order) - request_cards.card_request.cards, not request_cards.card_request.whole
 
 
-def _cheapest_first(costs: Mapping[int, int]) -> list[int]:
+def _positions_by_cost(costs: Mapping[int, int]) -> list[int]:
     return sorted(costs, key=lambda i: (costs[i], i))

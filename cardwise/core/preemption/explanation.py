@@ -140,11 +140,11 @@ def explain(
                 score=None if isinstance(score, Refusal) else score,
                 has_free_load=has_free_load,
                 refusal=score if isinstance(score, Refusal) else None,
-                cards=_cards(ledger, node, request, headroom, is_refused=is_refused)
+                cards=_card_views(ledger, node, request, headroom, is_refused=is_refused)
                 if node and request.containers
                 else (),
                 devices=tuple(
-                    _devices(ledger, node, resource_class, requested)
+                    _devices_view(ledger, node, resource_class, requested)
                     for resource_class, requested in device_counts.items()
                 )
                 if node
@@ -309,7 +309,7 @@ def place_on_empty(
     filled, count = empty.snapshot(), 0
     first_misfit: tuple[int, dict[str, Refusal]] | None = None
     for i, request in enumerate(requests):
-        best, refusals = _best(filled, nodes[i], request, policy)
+        best, refusals = _best_node(filled, nodes[i], request, policy)
         placed_pod = (
             placement.place_on(filled.kinds, filled.node(best), request, policy, ()) if best is not None else None
         )
@@ -321,13 +321,13 @@ def place_on_empty(
     if first_misfit is None:
         return count, None
     index, refusals = first_misfit
-    best, refusals_alone = _best(empty, nodes[index], requests[index], policy)
+    best, refusals_alone = _best_node(empty, nodes[index], requests[index], policy)
     return count, UnplaceableOnEmpty(
         index, fits_nowhere=best is None, refusals=refusals_alone if best is None else refusals
     )
 
 
-def _best(
+def _best_node(
     ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str
 ) -> tuple[str | None, dict[str, Refusal]]:
     """The node that the policy prefers for the request, None if it fits nowhere; and the refusals by node."""
@@ -343,7 +343,7 @@ def _min_missing_mib(view: NodeView) -> int:
     return min((card.missing_mib for card in view.cards if not card.closed), default=0)
 
 
-def _cards(
+def _card_views(
     ledger: Ledger, node: NodeState, request: PodRequest, headroom: Sequence[Headroom], *, is_refused: bool
 ) -> tuple[CardView, ...]:
     holders: dict[int, list[Holding]] = {}
@@ -372,7 +372,7 @@ def _cards(
     return tuple(views)
 
 
-def _devices(ledger: Ledger, node: NodeState, resource_class: str, requested: int) -> DevicesView:
+def _devices_view(ledger: Ledger, node: NodeState, resource_class: str, requested: int) -> DevicesView:
     here = [device for device in node.devices if resource_class in device.classes]
     uuids = {device.uuid for device in here}
     return DevicesView(
@@ -425,13 +425,13 @@ def _min_charge(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger
     """A lower bound of the charge if this number of cards counts in the entry; `NO_CHARGE` if the entry covers no card
     that the request may use.
     """
-    sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
-        _sizes(card_request, entry, ledger, empty=False)
+    sizes = list(_card_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
+        _card_sizes(card_request, entry, ledger, empty=False)
     )
     return card_request.charge(cards, min(sizes)) if sizes else NO_CHARGE
 
 
-def _sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
+def _card_sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
     """Yield the MiB of each card that the card request may use and the entry covers.
 
     empty: whether to leave out cards with a share.

@@ -217,7 +217,7 @@ class _VictimSearch:
         ]
         candidates.sort(key=lambda resident: (resident.priority, resident.uid))
         del candidates[_MAX_CANDIDATES:]
-        cover = self._cheapest(candidates)
+        cover = self._cheapest_cover(candidates)
         if cover is None:
             return None
         # Of the sets with the fewest violations, choose one whose highest priority is the lowest.
@@ -225,7 +225,7 @@ class _VictimSearch:
         low, high = 0, len(priorities) - 1
         while low < high:
             middle = (low + high) // 2
-            lower = self._cheapest([r for r in candidates if r.priority <= priorities[middle]])
+            lower = self._cheapest_cover([r for r in candidates if r.priority <= priorities[middle]])
             if lower is not None and lower.cost // EXCESS_COST <= cover.cost // EXCESS_COST:
                 cover, high = lower, middle
             else:
@@ -266,7 +266,7 @@ class _VictimSearch:
             fitting.card_requests(self._newcomer.request), self._kinds, self._newcomer.headroom
         )
 
-    def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
+    def _cheapest_cover(self, candidates: Sequence[Resident]) -> Cover | None:
         """The cheapest set of these candidates that lets the newcomer fit. Priorities are not compared."""
         if not candidates:
             cover = Cover(0, ())
@@ -290,10 +290,10 @@ class _VictimSearch:
 
     def _victim_of(self, resident: Resident) -> Victim:
         if resident.uid not in self._victims:
-            self._victims[resident.uid] = Victim(resident.uid, self._amounts(resident), resident.budgets)
+            self._victims[resident.uid] = Victim(resident.uid, self._freed_amounts(resident), resident.budgets)
         return self._victims[resident.uid]
 
-    def _amounts(self, resident: Resident) -> dict[object, int]:
+    def _freed_amounts(self, resident: Resident) -> dict[object, int]:
         amounts: dict[object, int] = dict(zip(_Sums._fields, self._sums[resident.uid], strict=True))
         state, request = self._node.state, self._newcomer.request
         if state is not None and resident.holding is not None:

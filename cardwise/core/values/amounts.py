@@ -11,15 +11,15 @@ from fractions import Fraction
 from cardwise.core.values import quantity
 from cardwise.core.values.quantity import InvalidQuantity
 
-_BYTES = re.compile(r"[+-]?[\d.]+[KMGTPE]iB")
-_MIB = 1024**2
+_BYTES_PATTERN = re.compile(r"[+-]?[\d.]+[KMGTPE]iB")
+_BYTES_PER_MIB = 1024**2
 _MAX_AMOUNT = 2**53  # the largest integer up to which all JSON readers are exact
 
 
 def to_kubernetes_spelling(text: str) -> str:
     """The quantity in Kubernetes' spelling: `10Gi` for `10GiB`. Other texts stay unchanged, so errors quote them."""
     text = text.strip()
-    return text[:-1] if _BYTES.fullmatch(text) else text
+    return text[:-1] if _BYTES_PATTERN.fullmatch(text) else text
 
 
 def parse(text: str | int) -> Fraction:
@@ -37,7 +37,7 @@ def memory(text: str | int) -> int:
     if str(text).strip()[-1:] in "MGTPE":
         raise InvalidQuantity(f"{text} would mean that many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:
-        number = Fraction(math.ceil(number / _MIB))
+        number = Fraction(math.ceil(number / _BYTES_PER_MIB))
     if number.denominator != 1 or not 0 <= number <= _MAX_AMOUNT:
         raise InvalidQuantity(f"{text} is not a whole number of MiB, 0 or more", "write MiB such as 65536, or 64Gi")
     return number.numerator

@@ -28,8 +28,8 @@ _DECIMAL_SUFFIXES = {
     "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9),
     "T": Fraction(10**12), "P": Fraction(10**15), "E": Fraction(10**18),
 }  # fmt: skip
-_KIB = 1024
-_MIB = 1024**2
+_BYTES_PER_KIB = 1024
+_BYTES_PER_MIB = 1024**2
 _MIN_BYTES = 2**16  # from this number on, a number with a fraction is taken as bytes, not as MiB
 _MAX_LENGTH = 64  # characters of a quantity; real ones are shorter, and Python refuses to convert thousands of digits
 # MiB; more than any card has. A larger amount, rewritten by the webhook, would be refused by the API server with a less
@@ -38,7 +38,7 @@ MAX_MIB: Final = MiB(2**31)
 
 
 @lru_cache(maxsize=4096)
-def size(mib: int) -> MiB:
+def shared_mib(mib: int) -> MiB:
     """The size of a card or a share, as one shared integer object for equal sizes, to save memory."""
     return MiB(mib)
 
@@ -114,7 +114,7 @@ def memory(text: str | int) -> MiB:
     """
     number, is_bytes = _parse_amount(text)
     if is_bytes:
-        number /= _MIB
+        number /= _BYTES_PER_MIB
     if number <= 0:
         raise InvalidQuantity(f"{text} must be above zero", "write at least 1Mi, or leave it out")
     if is_bytes and number < 1:
@@ -135,7 +135,7 @@ def describe_rounding(text: str | int) -> str | None:
         mib = memory(text)
     except InvalidQuantity:
         return None
-    number /= _MIB
+    number /= _BYTES_PER_MIB
     if not is_bytes or number == mib:
         return None
     return f"{_describe_amount(text, number)} is not a whole number of MiB and counts as {mib}Mi"
@@ -143,7 +143,7 @@ def describe_rounding(text: str | int) -> str | None:
 
 def _describe_amount(text: str | int, number: Fraction) -> str:
     """The amount for a sentence: in Mi or Gi, or the text with this in brackets if they differ. `number`: MiB."""
-    shown = f"{float(number / _KIB):.4g}Gi" if number >= _KIB else f"{float(number):.4g}Mi"
+    shown = f"{float(number / _BYTES_PER_KIB):.4g}Gi" if number >= _BYTES_PER_KIB else f"{float(number):.4g}Mi"
     return shown if str(text) == shown else f"{text} ({shown})"
 
 
@@ -156,15 +156,15 @@ def _fraction_error(text: str, number: Fraction) -> InvalidQuantity:
     """The error about a bare number with a fraction. `number`: MiB."""
     below = number.numerator // number.denominator
     nearby_amounts = [f"{below} or {below + 1}"] if below else []
-    if number < _KIB:  # such a user often means GiB
-        nearby_amounts.append(f"{math.ceil(number * _KIB)} for {float(number):.4g}Gi")
+    if number < _BYTES_PER_KIB:  # such a user often means GiB
+        nearby_amounts.append(f"{math.ceil(number * _BYTES_PER_KIB)} for {float(number):.4g}Gi")
     return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(nearby_amounts)}")
 
 
 def _too_many_digits(text: str, number: Fraction) -> InvalidQuantity:
     """The error about a number that is too large, often because bytes were meant. `number`: MiB."""
     problem = f"{text} is {number if number < 10**18 else 'too many'} MiB, more than any GPU has"
-    mib = number // _MIB
+    mib = number // _BYTES_PER_MIB
     if mib > MAX_MIB:
         return InvalidQuantity(problem, "write MiB, or a suffix as in 8Gi")
     suffixed = f", or {text}i" if text[-1] in "GT" else ""

@@ -143,10 +143,10 @@ class LeaderElector:
             if self._last_error != "unable":
                 _log.warning("not running for leader: this process cannot act", lease=self._path)
             self._last_error = "unable"
-            self._announce()
+            self._report_changes()
             return min(self._backoff.next_delay(), self._election.seconds_to_change(self._clock.now()) + 0.001)
         call = self._election.next_call(self._clock.now(), self._client.server_time())
-        error = self._exchange(call, self._timeout)
+        error = self._call_and_update(call, self._timeout)
         now = self._clock.now()
         if error is None:
             self._outage.mark_succeeded()
@@ -156,7 +156,7 @@ class LeaderElector:
         elif (delay := self._election.seconds_to_call(now)) > 0:
             self._backoff.reset()
             self._last_error = ""
-        self._announce()
+        self._report_changes()
         # An additional call when the period begins or ends does no harm.
         return min(delay, self._election.seconds_to_change(now) + 0.001)
 
@@ -166,7 +166,7 @@ class LeaderElector:
             call = self._election.release_call(self._clock.now(), self._client.server_time(), settled=self._settled())
             if call is None:
                 return
-            error = self._exchange(call, _RELEASE_SECONDS)
+            error = self._call_and_update(call, _RELEASE_SECONDS)
             if error is not None:
                 _log.info("failed to release the lease", lease=self._path, error=str(error))
 
@@ -178,13 +178,13 @@ class LeaderElector:
             except Exception:  # noqa: BLE001 - the outermost loop: without it this process would never lead again
                 _log.exception("leader election failed; trying again")
                 delay = self._backoff.next_delay()
-        self._announce()
+        self._report_changes()
         try:
             self.release()
         except Exception:  # noqa: BLE001 - the Lease then expires
             _log.exception("failed to release the lease", lease=self._path)
 
-    def _exchange(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
+    def _call_and_update(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
         try:
             lease = self._send(call, timeout)
             self._election.on_response(call, lease, self._clock.now(), self._client.server_time())
@@ -200,7 +200,7 @@ class LeaderElector:
             return self._client.create(self._collection, call.body, timeout=timeout)
         return self._client.update(self._path, call.body, timeout=timeout)
 
-    def _announce(self) -> None:
+    def _report_changes(self) -> None:
         holder = self._election.holder
         if holder != self._holder:
             self._holder = holder
@@ -215,12 +215,12 @@ class LeaderElector:
             level = logging.INFO if self._stopping.is_set() else logging.WARNING
             _log.log(level, "no longer leader", lease=self._path, identity=self.identity, epoch=announced)
         if announced or not leading:
-            self._call_back(leading=False)
+            self._call_on_change(leading=False)
         if leading:
             _log.info("became leader", lease=self._path, identity=self.identity, epoch=leading)
-            self._call_back(leading=True)
+            self._call_on_change(leading=True)
 
-    def _call_back(self, *, leading: bool) -> None:
+    def _call_on_change(self, *, leading: bool) -> None:
         if self._on_change is None:
             return
         try:

@@ -235,7 +235,9 @@ def card_of(resource: ExtendedResource, classifier: Classifier | None = None) ->
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),
-        mem=quantity.size(max(0, min(spec.memory_mib, MAX_MIB))),  # checked here, too: searches would fail on more
+        mem=quantity.shared_mib(
+            max(0, min(spec.memory_mib, MAX_MIB))
+        ),  # checked here, too: searches would fail on more
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,
@@ -249,7 +251,7 @@ def card_of(resource: ExtendedResource, classifier: Classifier | None = None) ->
 
 def headroom_of(resource: ExtendedResource) -> MiB:
     """The MiB of the card that driver and MPS server take."""
-    return quantity.size(max(0, min(resource.spec.headroom_mib, resource.spec.memory_mib, MAX_MIB)))
+    return quantity.shared_mib(max(0, min(resource.spec.headroom_mib, resource.spec.memory_mib, MAX_MIB)))
 
 
 def device_of(resource: ExtendedResource, classifier: Classifier | None = None) -> Device:

@@ -236,7 +236,7 @@ class _Connection:
         return self.flow if self.phase is ConnectionPhase.BUSY and self.flow is not None else self
 
     @property
-    def address(self) -> str:
+    def limited_address(self) -> str:
         """The address whose threads are limited; "" for a client with a certificate."""
         return "" if self.client is None else self.source
 
@@ -496,7 +496,9 @@ class HttpServer:
         self._leave_phase(connection)  # the connection may be BUSY with a former call of another flow
         connection.threads, connection.flow = threads, flow
         self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
-        connection.queued_call = threads.submit(lambda: self._answer_calls(connection, flow), connection.address, owner)
+        connection.queued_call = threads.submit(
+            lambda: self._answer_calls(connection, flow), connection.limited_address, owner
+        )
         self._drop_connections_over_memory_limit()
 
     def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
@@ -866,7 +868,7 @@ class HttpServer:
         """
         threads, owner = flow
         # Do not stay while a call waits: a staying thread occupies a slot of its owner and address.
-        if connection.reader.call is not None or threads.is_busy(connection.address, owner):
+        if connection.reader.call is not None or threads.is_busy(connection.limited_address, owner):
             return False
         return self._stay_for_next_call(connection, threads) and connection.next_flow == flow
 

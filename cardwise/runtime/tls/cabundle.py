@@ -22,7 +22,7 @@ from cardwise.runtime.tls import certs
 _log = structlog.get_logger("cardwise.runtime.cabundle")
 
 _ATTEMPTS = 5
-_MAX_OTHERS = 8  # maximum number of certificates of other CAs that stay in a bundle
+_MAX_OTHER_CAS = 8  # maximum number of certificates of other CAs that stay in a bundle
 FIELD_MANAGER = "cardwise-ca"
 
 
@@ -142,7 +142,7 @@ class CaBundle:
             if authority not in own_authorities and authority.not_valid_after_utc > now
         ]
         return base64.b64encode(
-            base64.b64decode(bundle) + certs.encode_certificates(other_authorities[:_MAX_OTHERS])
+            base64.b64decode(bundle) + certs.encode_certificates(other_authorities[:_MAX_OTHER_CAS])
         ).decode()
 
     def _run_once(self) -> None:

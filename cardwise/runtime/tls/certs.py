@@ -59,10 +59,10 @@ def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPa
     """Create a self-signed CA that can sign leaf certificates only."""
     key = ec.generate_private_key(ec.SECP256R1())
     # With the time, two CAs have different subjects, so that verifiers which search issuers by name find the right CA.
-    name = _name(f"{common_name} {now:%Y-%m-%d %H:%M:%S}")
+    name = _x509_name(f"{common_name} {now:%Y-%m-%d %H:%M:%S}")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
-        _builder(name, name, key.public_key(), now, now + lifetime)
+        _certificate_builder(name, name, key.public_key(), now, now + lifetime)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -79,7 +79,7 @@ def new_leaf(
     key = ec.generate_private_key(ec.SECP256R1())
     until = min(now + lifetime, issuer.not_valid_after_utc)
     builder = (
-        _builder(_name(common_name), issuer.subject, key.public_key(), now, until)
+        _certificate_builder(_x509_name(common_name), issuer.subject, key.public_key(), now, until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([use.value]), critical=False)
@@ -148,12 +148,12 @@ def _parse_host(host: str) -> x509.DNSName | x509.IPAddress:
         return x509.DNSName(host)
 
 
-def _name(common_name: str) -> x509.Name:
+def _x509_name(common_name: str) -> x509.Name:
     # 64 characters are the limit of a common name.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
 
 
-def _builder(
+def _certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, until: datetime
 ) -> x509.CertificateBuilder:
     return (

@@ -43,7 +43,7 @@ class Lifetimes:
     """The lifetimes of certificates.
 
     kube-scheduler reads its certificate and the bundle only at its start. So client certificates live longer than
-    server certificates, and `overlap` must be as long as such a client may run: see `for_slow_clients`.
+    server certificates, and `overlap` must be as long as such a client may run: see `for_clients_without_reload`.
 
     overlap: must be longer than the slowest client takes to get a new bundle, and longer than two check intervals.
     """
@@ -57,7 +57,7 @@ class Lifetimes:
     overlap: timedelta = timedelta(days=30)
 
     @classmethod
-    def for_slow_clients(cls) -> Self:
+    def for_clients_without_reload(cls) -> Self:
         """The lifetimes for clients that may run for a year with the files that they read at their start."""
         return cls(authority_renew=timedelta(days=3 * 365), overlap=timedelta(days=365))
 
@@ -112,7 +112,7 @@ def advance_certificates(
     _advance_authority(step)
     uses = (KeyPurpose.SERVER, KeyPurpose.CLIENT) if needs.client else (KeyPurpose.SERVER,)
     if not has_authority_key(files) and any(_due_hosts(step, use) is not None for use in uses):
-        _promote_next(step)
+        _promote_next_authority(step)
     for use in uses:
         _renew_leaf(step, use)
     # The CA that signs now comes first, because some tools read only the first certificate of a bundle.
@@ -181,30 +181,30 @@ def _advance_authority(step: _RotationStep) -> None:
     if AUTHORITY_CERT not in files:
         # Clients trust no CA yet, so an overlap would be useless.
         _drop_files(files, OLD_CERT, OLD_SINCE)
-        _promote_next(step)
+        _promote_next_authority(step)
     elif next_pair is not None:
         if now >= _overlap_start(step, NEXT_SINCE) + step.lifetimes.overlap:
-            _promote_next(step)
-    elif not has_authority_key(files) or _ends_soon(files[AUTHORITY_CERT], step):
-        _announce_next(step)
+            _promote_next_authority(step)
+    elif not has_authority_key(files) or _is_authority_renewal_due(files[AUTHORITY_CERT], step):
+        _announce_next_authority(step)
 
 
-def _ends_soon(authority: bytes, step: _RotationStep) -> bool:
+def _is_authority_renewal_due(authority: bytes, step: _RotationStep) -> bool:
     (certificate,) = parse_certificates(authority)
     return certificate.not_valid_after_utc - step.now < step.lifetimes.authority_renew
 
 
-def _announce_next(step: _RotationStep) -> None:
+def _announce_next_authority(step: _RotationStep) -> None:
     fresh = new_authority(f"{step.needs.name} CA", step.now, step.lifetimes.authority)
     step.files[NEXT_CERT], step.files[NEXT_KEY] = fresh.cert, fresh.key
     step.files[NEXT_SINCE] = _format_time(step.now)
 
 
-def _promote_next(step: _RotationStep) -> None:
+def _promote_next_authority(step: _RotationStep) -> None:
     """Let the next CA sign from now on. The present CA stays in the bundle as the old CA."""
     files = step.files
     if NEXT_CERT not in files:
-        _announce_next(step)
+        _announce_next_authority(step)
     if AUTHORITY_CERT in files:
         files[OLD_CERT], files[OLD_SINCE] = files[AUTHORITY_CERT] + files.get(OLD_CERT, b""), _format_time(step.now)
     files[AUTHORITY_CERT], files[AUTHORITY_KEY] = files[NEXT_CERT], files[NEXT_KEY]

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MIB = 1024 * 1024
+_BYTES_PER_MIB = 1024 * 1024
 
 
 class FrameworkShare:
@@ -23,7 +23,7 @@ class FrameworkShare:
     def __init__(self, limit_mib: int, fraction: str, log: "Any") -> None:
         self.log = log  # the log function of the finder
         self.limit_mib = limit_mib
-        self.limit_bytes = limit_mib * _MIB
+        self.limit_bytes = limit_mib * _BYTES_PER_MIB
         self.text = fraction
         self.fraction = float(fraction)
 

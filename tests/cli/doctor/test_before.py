@@ -350,13 +350,13 @@ def of_webhook(container: Json, *, mps: bool = False) -> Json:
         key="0", name="main", cards=1, mem=MiB(1024), core=Percent(30), resource_class=""
     )
     limits = {names.GPU_MEM: "1024", names.SHARE: "1"}
-    return container | {"env": resources.own_entries(container_request, mps=mps), "resources": {"limits": limits}}
+    return container | {"env": resources.own_env_entries(container_request, mps=mps), "resources": {"limits": limits}}
 
 
 @pytest.mark.parametrize("mps", [False, True], ids=["without MPS", "with MPS"])
 def test_pods_that_our_own_webhook_has_rewritten_are_not_accused(preview, mps):
     shared = of_webhook(container(), mps=mps)
-    beside = container(env=resources.own_entries(None))
+    beside = container(env=resources.own_env_entries(None))
     preview.pods = [pod("shared", {"containers": [shared, beside]})]
     assert troubles(preview) == []
     preview.pods = [pod("copy", {"containers": [shared | {"resources": {}}]})]

@@ -104,7 +104,7 @@ def test_what_is_learned_later_counts_for_all_nodes():
     ledger.set_cards("n1", cards(1000))
     measured = fragments(ledger, {ask_of(2000): 1})
     assert measured.total().fragmented == pytest.approx(1000)
-    measured.learn(fragmentation.typical_pods({ask_of(1000): 1}, ledger.kinds))
+    measured.set_expected_pods(fragmentation.typical_pods({ask_of(1000): 1}, ledger.kinds))
     assert measured.total().fragmented == 0
 
 

@@ -2,13 +2,13 @@
 
 from cardwise.core.api import names
 from cardwise.kube import paths
-from deviceplugin.publish.marking import Marker
+from deviceplugin.publish.marking import PodMarker
 from tests.deviceplugin.records import pod_view
 from tests.fakes.apiserver import Fault
 
 
 def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others(clock, api):
-    marker = Marker(api.client(), clock)
+    marker = PodMarker(api.client(), clock)
     pods = [f"p{i}" for i in range(5)]
     for name in pods:
         pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
@@ -32,7 +32,7 @@ def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others(clock, api
 
 def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others(clock, api):
     """A webhook that fails on one pod is a 500 of the API server: all marks paused for up to 5 s each time."""
-    marker = Marker(api.client(), clock)
+    marker = PodMarker(api.client(), clock)
     api.fault(Fault(status=500), path=paths.pods("default", "p0"), times=1_000_000)
     for name in [f"p{i}" for i in range(20)]:
         pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
@@ -46,7 +46,7 @@ def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others(clock, ap
 
 
 def test_while_the_api_server_fails_the_marks_pause(clock, api):
-    marker = Marker(api.client(), clock)
+    marker = PodMarker(api.client(), clock)
     api.fault(Fault(status=500), times=1_000_000)
     for name in [f"p{i}" for i in range(20)]:
         marker.queue_mark(pod_view(uid=f"uid-{name}", name=name, annotations={names.ASSIGNED: "false"}))

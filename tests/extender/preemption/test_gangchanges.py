@@ -115,7 +115,7 @@ def test_memory_of_a_node_that_is_overcommitted_is_no_obstacle_for_members_that_
 @pytest.mark.parametrize("gone", ["n2-0", "n2-1"])
 @pytest.mark.parametrize("max_fewer_checks", [0, 3])
 def test_no_pod_is_evicted_for_a_member_on_whose_node_a_card_becomes_free(monkeypatch, max_fewer_checks, gone, end):
-    monkeypatch.setattr(preemption, "_MAX_FEWER_CHECKS", max_fewer_checks)
+    monkeypatch.setattr(preemption, "_MAX_FEWER_VICTIMS_CHECKS", max_fewer_checks)
     victims_by_step = own_victims(2, {"n1": [LOW], "n2": [LOW, LOW]}, lambda world: end(world, gone))
     assert [len(victims) for victims in victims_by_step] == [1] * len(victims_by_step)
 

@@ -583,7 +583,7 @@ def test_what_a_pod_without_gpus_takes_on_the_nodes_of_the_gang_is_no_reason_to_
 def test_the_extender_evicts_no_more_pods_than_needed_if_a_victim_of_another_member_ends_during_the_search(
     monkeypatch, max_fewer_checks, step, end
 ):
-    monkeypatch.setattr(preemption, "_MAX_FEWER_CHECKS", max_fewer_checks)
+    monkeypatch.setattr(preemption, "_MAX_FEWER_VICTIMS_CHECKS", max_fewer_checks)
     world = Full(n1=[LOW, None], n2=[LOW, None], n3=[LOW, None])
     for name in gang(world, 6):
         world.filter(name)

@@ -327,7 +327,7 @@ def test_no_pod_is_evicted_for_a_gang_if_the_leader_changes_during_the_search(nu
 @pytest.mark.parametrize("max_fewer_checks", [0, 3])
 def test_a_gang_gets_only_victims_that_run(monkeypatch, max_fewer_checks, step, end):
     """The victim of another member ends during the search."""
-    monkeypatch.setattr(preemption, "_MAX_FEWER_CHECKS", max_fewer_checks)
+    monkeypatch.setattr(preemption, "_MAX_FEWER_VICTIMS_CHECKS", max_fewer_checks)
     world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
     world.gang(3, whole_gpu=1)
     searches = change_at_search(world.state, step, lambda _: end(world, "n2-0"))

@@ -31,11 +31,11 @@ def kept_mib(make, times: int) -> float:
 
 
 def test_equal_labels_are_one_object():
-    assert shared.share_labels({"a": "1", "b": "2"}) is shared.share_labels({"b": "2", "a": "1"})
-    assert shared.share_texts(["a", "b"]) is shared.share_texts(("a", "b"))
+    assert shared.reuse_equal_labels({"a": "1", "b": "2"}) is shared.reuse_equal_labels({"b": "2", "a": "1"})
+    assert shared.reuse_equal_texts(["a", "b"]) is shared.reuse_equal_texts(("a", "b"))
     long = {"a": "x" * 5000}
-    assert shared.share_labels(long) == long
-    assert shared.share_texts(["x" * 5000]) == ("x" * 5000,)
+    assert shared.reuse_equal_labels(long) == long
+    assert shared.reuse_equal_texts(["x" * 5000]) == ("x" * 5000,)
 
 
 def test_labels_of_pods_that_are_gone_take_no_memory():

@@ -18,7 +18,7 @@ from tests.cluster.controlplane import ControlPlane
 from tests.cluster.processes import wait_for
 from tests.helm.rendering import CHART, documents, template
 from tests.integration.commands import typed
-from webhook.pods.resources import from_annotation
+from webhook.pods.resources import env_from_annotation
 
 pytestmark = [
     pytest.mark.cluster("api"),
@@ -136,7 +136,7 @@ def test_doctor_proposes_the_values_of_a_cluster_without_cardwise(plane: Control
     assert code == 1, "the container runtime of the node is not known"
     assert "kube-scheduler is a static pod on node cp1" in output
     refused = f"1 workload (Pod {TEAM}/plain) would be refused when created again, because they have"
-    assert f"{refused} {bypasses.ENVIRONMENT.text}" in output
+    assert f"{refused} {bypasses.ENVIRONMENT_BYPASS.text}" in output
     assert "admits pods like those of Cardwise's DaemonSets, also with system priority" in output
     assert "--set scheduler.mode=kubeadm" in output
     assert "--set nodes.runtimeClass=nvidia" in output
@@ -156,7 +156,7 @@ VOID = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 OF_NVIDIA = {"resources": {"limits": {names.NVIDIA_GPU: "1"}}}
 SHARE = {"resources": {"limits": {names.GPU_MEM: "1"}}}
 SLOT = {"resources": {"limits": {names.GPU_MEM: "1", names.SHARE: "1"}}}  # as the webhook leaves it
-CARD = from_annotation(names.ENV_VISIBLE_DEVICES, f"{names.DEVICES_OF}0")
+CARD = env_from_annotation(names.ENV_VISIBLE_DEVICES, f"{names.DEVICES_OF}0")
 LIMITS = {"name": mps.LIMIT_ENV, "value": "0=1M"}
 FIELD = {"name": names.ENV_VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 SPECS = [

@@ -104,7 +104,7 @@ def damage_files(files, **damages):
 
 
 WANTED = CertificateNeeds(hosts=HOSTS, client=True)
-SLOW = Lifetimes.for_slow_clients()
+SLOW = Lifetimes.for_clients_without_reload()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
 
 def test_client_that_reads_its_files_at_start_can_run_for_a_year():
     """Simulates fourteen years in steps of two weeks, each with kube-schedulers that started up to a year ago."""
-    wanted, lifetimes = CertificateNeeds(hosts=HOSTS, client=True), Lifetimes.for_slow_clients()
+    wanted, lifetimes = CertificateNeeds(hosts=HOSTS, client=True), Lifetimes.for_clients_without_reload()
     files: dict[str, bytes] = {}
     history: list[dict[str, bytes]] = []
     authorities = set()

@@ -10,7 +10,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.webhook.rewriting import mutate
-from webhook.pods.resources import from_annotation, merge_entries, own_entries
+from webhook.pods.resources import env_from_annotation, merge_env_entries, own_env_entries
 
 SHARE = ContainerRequest(key="0", name="main", cards=1, mem=MiB(8138))
 WHOLE = ContainerRequest(key="init-1", name="side", cards=2)
@@ -22,7 +22,7 @@ def by_name(env: list[Json]) -> dict[str, Json]:
 
 
 def test_container_gets_all_variables() -> None:
-    env, overridden = merge_entries([], SHARE, env_from=False)
+    env, overridden = merge_env_entries([], SHARE, env_from=False)
     assert overridden == []
     paths = {
         entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1] for entry in env
@@ -42,8 +42,8 @@ def test_container_gets_all_variables() -> None:
 
 
 def test_whole_card_size_is_set_after_placement() -> None:
-    variable = by_name(own_entries(WHOLE))[names.CONTAINER_MEM]
-    assert variable == from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
+    variable = by_name(own_env_entries(WHOLE))[names.CONTAINER_MEM]
+    assert variable == env_from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
 
 
 def test_user_values_are_replaced_and_other_entries_follow() -> None:
@@ -57,7 +57,7 @@ def test_user_values_are_replaced_and_other_entries_follow() -> None:
         {"name": "NVIDIA_GPU_MEMORY_REQUEST", "value": "99999"},
         {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"},
     ]
-    env, overridden = merge_entries(existing, SHARE, env_from=False)
+    env, overridden = merge_env_entries(existing, SHARE, env_from=False)
     assert env[-2:] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
     assert overridden == [
         "CUDA_DEVICE_ORDER",
@@ -93,23 +93,23 @@ def test_misspelled_annotation_gets_a_suggestion() -> None:
 def test_user_variables_may_refer_to_own_ones() -> None:
     """Kubernetes expands only variables that are defined before."""
     used = {"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}
-    env, _ = merge_entries([used], SHARE, env_from=False)
+    env, _ = merge_env_entries([used], SHARE, env_from=False)
     assert [entry["name"] for entry in env].index("CARDWISE_MEM_FRACTION") < env.index(used)
-    assert merge_entries(env, SHARE, env_from=False) == (env, [])
+    assert merge_env_entries(env, SHARE, env_from=False) == (env, [])
 
 
 def test_own_entries_are_replaced_without_a_warning() -> None:
-    env, _ = merge_entries([], SHARE, env_from=False)
+    env, _ = merge_env_entries([], SHARE, env_from=False)
     moved = ContainerRequest(key="1", name="main", cards=1, mem=MiB(64))
-    again, overridden = merge_entries(env, moved, env_from=False)
+    again, overridden = merge_env_entries(env, moved, env_from=False)
     assert overridden == []
-    assert again == merge_entries([], moved, env_from=False)[0]
+    assert again == merge_env_entries([], moved, env_from=False)[0]
 
 
 @pytest.mark.parametrize("name", ["XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"])
 def test_users_jax_fraction_stays(name: str) -> None:
     own = {"name": name, "value": ".3"}
-    env, overridden = merge_entries([own], SHARE, env_from=False)
+    env, overridden = merge_env_entries([own], SHARE, env_from=False)
     assert overridden == []
     assert [entry for entry in env if "XLA" in entry["name"]] == [own]
 
@@ -118,10 +118,10 @@ def test_jax_keeps_its_own_default_on_whole_cards() -> None:
     """JAX takes 75 percent by default: with the whole card, no memory would be left for the CUDA context and
     libraries.
     """
-    env, _ = merge_entries([], WHOLE, env_from=False)
+    env, _ = merge_env_entries([], WHOLE, env_from=False)
     assert "XLA" not in json.dumps(env)
     own = {"name": names.ENV_XLA_FRACTION, "value": ".9"}
-    assert own in merge_entries([own], WHOLE, env_from=False)[0]
+    assert own in merge_env_entries([own], WHOLE, env_from=False)[0]
 
 
 @pytest.mark.parametrize("now", [WHOLE, None], ids=["whole", "no GPU"])
@@ -129,13 +129,13 @@ def test_jax_keeps_its_own_default_on_whole_cards() -> None:
 def test_a_copy_with_a_whole_card_loses_the_fraction_of_its_original(
     now: ContainerRequest | None, env_from: bool
 ) -> None:
-    env, _ = merge_entries([], SHARE, env_from=False)
-    after, overridden = merge_entries(env, now, env_from=env_from)
+    env, _ = merge_env_entries([], SHARE, env_from=False)
+    after, overridden = merge_env_entries(env, now, env_from=env_from)
     assert "XLA" not in json.dumps(after)
     assert overridden == []
 
 
 def test_jax_is_left_alone_where_env_from_may_set_it() -> None:
-    env, _ = merge_entries([], SHARE, env_from=True)
+    env, _ = merge_env_entries([], SHARE, env_from=True)
     assert "XLA" not in json.dumps(env)
     assert "NVIDIA_VISIBLE_DEVICES" in by_name(env), "explicit entries beat envFrom"

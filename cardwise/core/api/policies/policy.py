@@ -33,7 +33,7 @@ class NodeFacts(Protocol):
 
 
 # Makes the function that returns the rank of a node for a pod. Arguments: `Policy.label`, and the facts.
-RankNodes = Callable[[str, NodeFacts], Callable[[str], int]]
+NodeRanker = Callable[[str, NodeFacts], Callable[[str], int]]
 
 
 class CardOrder(Enum):
@@ -66,6 +66,6 @@ class Policy:
     card_order: CardOrder = CardOrder.FULLEST_FIRST
     prefers_empty_nodes: bool = False
     is_scored: bool = False
-    rank_nodes: RankNodes | None = None
+    rank_nodes: NodeRanker | None = None
     takes_label: bool = False
     label: str = ""
