@@ -5,9 +5,9 @@ A rule is a function of a module of `webhook.pods`, whose name begins with one o
     mutate(pod, context)    changes the pod at its creation
     validate(pod, context)  refuses the pod as it will be stored, or warns its author
 
-`pod` is the `PodUnderReview`, `context` what a rule knows besides it. A module has the rules of one idea. A rule that
-has nothing to do returns. The first refusal counts, and warnings are shown in the order of the rules. A rule may rely
-on the rules above it only.
+`pod` is the `PodUnderReview`, `context` what a rule knows besides it. Each module contains the rules for one topic. A
+rule that has nothing to do returns. The first refusal counts, and warnings are shown in the order of the rules. A rule
+may rely on the rules above it only.
 
 MUTATE as a whole is idempotent: a pod that it has changed stays as it is, because the API server calls the webhook
 again after other webhooks.

@@ -37,10 +37,10 @@ def terminal_columns() -> int | None:
 
 
 def clean_text(text: str) -> str:
-    """Clean each line of a text with `clean_line`."""
+    """Clean each line of a string with `clean_line`."""
     return "\n".join(map(clean_line, text.split("\n")))
 
 
 def clean_line(text: str) -> str:
-    """Make a text one line of limited length, with its control characters escaped."""
+    """Make a string one line of limited length, with its control characters escaped."""
     return wording.sanitize_line(text, _MAX_LINE_BYTES)

@@ -5,7 +5,7 @@ Input: a component's command line, its WSGI application, health checks. Output: 
 The modules:
 
     settings     the command-line options that all components have
-    logs         logging, one line of JSON per message
+    logs         logging, one JSON line per message
     interpreter  settings of Python's interpreter for serving
     loops        a thread that runs a function at an interval, or at once when it is woken
     http         an HTTP server; the port of `/metrics` and `/healthz`

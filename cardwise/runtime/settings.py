@@ -71,7 +71,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class ParsedParam(click.ParamType[_Parsed]):
-    """The option type for values of type `kind`. `parse` converts a text to a value, and raises ValueError."""
+    """The option type for values of type `kind`. `parse` converts a string to a value, and raises ValueError."""
 
     def __init__(self, kind: type[_Parsed], parse: Callable[[str], _Parsed], name: str) -> None:
         self._kind = kind

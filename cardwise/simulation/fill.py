@@ -60,7 +60,7 @@ class FillResult:
     seconds: tuple[float, ...] = field(default=(), compare=False)
 
     def point_at(self, arrived: int) -> FillPoint | None:
-        """The last point up to `arrived` percent; None without such a point. Big pods may skip percents."""
+        """The last point up to `arrived` percent; None without such a point. A big pod may skip several percent."""
         return next((point for point in reversed(self.points) if point.arrived <= arrived), None)
 
 

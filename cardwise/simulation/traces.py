@@ -19,7 +19,7 @@ from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 
 CARD_UNITS: Final = 1000  # units of memory that a card has
 _NODES_PREFIX, _PODS_PREFIX, _SUFFIX = "openb_node_list_", "openb_pod_list_", ".csv"
-_MIB = 1024**2
+_BYTES_PER_MIB = 1024**2
 _REMEDY = (
     "get the folder csv/ of cluster-trace-gpu-v2023 of github.com/alibaba/clusterdata (for research and study), "
     "or write files of that format"
@@ -76,7 +76,9 @@ def read_trace(folder: Path, pods: str, nodes: str = "gpu_node") -> SimulatedWor
 
 
 def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
-    """Check the nodes. Raises InvalidRequest for a duplicate node, or without any card: percents are of all cards."""
+    """Check the nodes. Raises InvalidRequest for a duplicate node, or if there is no card, since results are in percent
+    of all cards.
+    """
     first: dict[str, str] = {}
     cards = 0
     for line, row in rows:
@@ -94,7 +96,7 @@ def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
 
 def _parse_shape(line: str, row: _PodRow) -> PodShape:
     """The shape of the pod: the request of its row. Raises InvalidRequest for a request of 0 thousandths of a card."""
-    load = Load(row.cpu_milli, row.memory_mib * _MIB)
+    load = Load(row.cpu_milli, row.memory_mib * _BYTES_PER_MIB)
     if not row.num_gpu:
         return PodShape(None, load)
     if not row.gpu_milli:
@@ -121,7 +123,7 @@ def _parse_node(row: _NodeRow, specs: set[str]) -> SimulatedNode:
         Card(index=i, uuid=f"{row.sn}-{i}", mem=MiB(CARD_UNITS), model=row.model, classes=classes)
         for i in range(row.gpu)
     )
-    return SimulatedNode(row.sn, cards, Load(row.cpu_milli, row.memory_mib * _MIB, UNLIMITED_LOAD.pods))
+    return SimulatedNode(row.sn, cards, Load(row.cpu_milli, row.memory_mib * _BYTES_PER_MIB, UNLIMITED_LOAD.pods))
 
 
 def _list_names(folder: Path, prefix: str) -> list[str]:

@@ -86,7 +86,7 @@ class WaitingBinds:
 
 
 def _closed_connections(connections: dict[int, tuple[Connection, Permit, str]]) -> list[tuple[Connection, Permit, str]]:
-    """The entries whose connections kube-scheduler has closed or is about to close."""
+    """The waiting binds whose connections kube-scheduler has closed or is about to close, from `connections`."""
     poll = select.poll()
     for number, (connection, _, _) in connections.items():
         # A TLS client sends a closing record first. A client that waits for a response sends nothing else.

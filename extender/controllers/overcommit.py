@@ -169,7 +169,7 @@ def _parse_nanoseconds(text: str | None) -> int:
 
 
 def _bound_at(pod: Json) -> str:
-    """When the pod was bound, in whole seconds of the API server's clock; a text that sorts first if unknown."""
+    """When the pod was bound, in whole seconds of the API server's clock; a string that sorts first if unknown."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     times = (condition.get("lastTransitionTime") for condition in conditions if condition["type"] == "PodScheduled")
     return str(next(times, None) or _EARLIEST_TIME)

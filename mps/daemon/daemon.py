@@ -60,7 +60,7 @@ class Daemon:
 
     on_change: called from the daemon's thread when the status has changed.
     clock: a clock that all processes of the node share, since the state file has the time of the last check.
-    describe_process: returns a text that describes the process with this PID.
+    describe_process: returns a string that describes the process with this PID.
     holders_problem: returns why pods may hold the cards, by a new answer of the API server; None if no pod holds them.
     """
 
@@ -111,7 +111,7 @@ class Daemon:
             "daemon",
             lambda: self._loop.run_within(self.step()),
             failed="failed to run an MPS daemon",
-            failures=metrics.THREADS,
+            failures=metrics.THREAD_FAILURES,
             every=_POLL_SECONDS,
             clock=clock,
         )
@@ -169,7 +169,7 @@ class Daemon:
     def detach(self, client: Client, reason: str) -> None:
         """Detach a client from its server, so that it may be killed safely. Raises ControlError."""
         self._control.terminate(client)
-        metrics.DETACHED.labels(self.unit.name, reason).inc()
+        metrics.CLIENTS_DETACHED.labels(self.unit.name, reason).inc()
         _log.info("detached a client", card=self.unit.name, pid=client.pid, server=client.server, reason=reason)
 
     def start(self) -> None:
@@ -281,7 +281,7 @@ class Daemon:
     def _transition(self, new_machine: Machine) -> None:
         old_machine, self._machine = self._machine, new_machine
         if new_machine.failures > old_machine.failures:
-            metrics.FAILURES.labels(self.unit.name).inc()
+            metrics.DAEMON_FAILURES.labels(self.unit.name).inc()
             self._is_unhealthy = True
         if new_machine.phase in (DaemonPhase.FAULT, DaemonPhase.SUSPECT):
             self._is_unhealthy = True
@@ -295,7 +295,7 @@ class Daemon:
                 self._publish()
             return
         if new_machine.phase is DaemonPhase.FAULT:
-            metrics.FAULTS.labels(self.unit.name).inc()
+            metrics.SERVER_FAULTS.labels(self.unit.name).inc()
         old_state, new_state = machine.mps_state(old_machine), machine.mps_state(new_machine)
         log = (
             _log.info
@@ -323,7 +323,7 @@ class Daemon:
         directories.prepare_folders(self.unit.home)
         directories.reset_pipe(self.unit.home)
         self._close_cards()
-        metrics.STARTS.labels(self.unit.name).inc()
+        metrics.DAEMON_STARTS.labels(self.unit.name).inc()
         self._ceilings.forget_confirmed()
         self._servers.forget_servers()
         self._foreign_processes.mark_start_tried()
@@ -366,9 +366,9 @@ class Daemon:
             outcome = Outcome.TIMEOUT
             raise
         finally:
-            metrics.PROBE.labels(outcome).observe(self._clock.now() - started)
+            metrics.PROBE_SECONDS.labels(outcome).observe(self._clock.now() - started)
         if act_result.outcome is Outcome.LOST:
-            metrics.LOST.labels(self.unit.name).inc()
+            metrics.SETTINGS_LOST.labels(self.unit.name).inc()
         return act_result
 
     def _check_health(self) -> ActResult:

@@ -16,7 +16,7 @@ class QuotaUsage:
     used: Mapping[tuple[str, str], Charge]
 
     def used_by(self, entry: QuotaEntry) -> Charge:
-        """The amounts in use of an entry."""
+        """The amounts in use of a quota entry."""
         return self.used.get((entry.resource_class, entry.model), NO_CHARGE)
 
 

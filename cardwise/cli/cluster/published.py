@@ -26,7 +26,7 @@ class PublishedPolicy:
 
     workload: the learned workload, as the engine saved it; "" if no policy has learned yet.
     note: why the policy is unknown, "" if it is known.
-    known_limits: the extender's limits per card; None if an entry is invalid or missing.
+    known_limits: the extender's limits per card; None if an entry of the ConfigMap is invalid or missing.
     """
 
     policy: str = policies.DEFAULT_POLICY

@@ -36,7 +36,7 @@ _MAX_KEY_BYTES: Final = 64  # maximum number of bytes that are read at once
 
 @contextmanager
 def open_screen() -> Iterator[Callable[[str], None]]:
-    """Yield a function that draws a text, cut to the terminal's size. Restores the terminal's content at the end."""
+    """Yield a function that draws a string, cut to the terminal's size. Restores the terminal's content at the end."""
     console = Console(highlight=False, force_terminal=True)
     with (
         signals.raise_on_signals(),

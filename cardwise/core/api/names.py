@@ -180,7 +180,7 @@ WORKLOAD_POLICY: Final = "policy"  # key of this ConfigMap: the extender's --pol
 # Annotation of a pod for cluster-autoscaler: with "false" it does not evict the pod; with "true" it may evict the pod
 # even if by default it would not.
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-# Annotation of Kubernetes: a text that says which limits a LimitRange set in the pod's containers.
+# Annotation of Kubernetes: a string that says which limits a LimitRange set in the pod's containers.
 LIMIT_RANGER: Final = "kubernetes.io/limit-ranger"
 # Annotation of Kubernetes on the mirror pod of a static pod; no scheduler places mirror pods.
 MIRROR: Final = "kubernetes.io/config.mirror"

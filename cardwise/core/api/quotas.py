@@ -33,7 +33,7 @@ _AMOUNT_NOUNS = "one or more of shares, memoryMiB, gpus"
 
 
 class Charge(NamedTuple):
-    """The amounts that some shares use of an entry's limits.
+    """The amounts that some shares use of a quota entry's limits.
 
     shares: their number; a whole card counts as a share.
     memory: their MiB.
@@ -79,7 +79,7 @@ class QuotaEntry:
 
 
 class Limit(NamedTuple):
-    """One limit of an entry, for messages.
+    """One limit of a quota entry, for messages.
 
     field: its field in a GPUQuota.
     unit: its unit in messages.
@@ -95,7 +95,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
-    """The amounts that an entry still allows; None for no limit. Negative if more is in use than the limit."""
+    """The amounts that a quota entry still allows; None for no limit. Negative if more is in use than the limit."""
 
     entry: QuotaEntry
     shares: int | None

@@ -26,7 +26,7 @@ _EXPRESSION_FIELDS = ("key", "operator", "values")
 MAX_CONDITIONS = 256
 MAX_VALUES = 4096
 _MAX_CACHED_NUMBERS = 4096  # cached numbers of label values; cards of one model have equal values
-_MAX_NUMBER_LENGTH = 64  # characters of a text that is parsed as a number; a label value has at most 63
+_MAX_NUMBER_LENGTH = 64  # characters of a string that is parsed as a number; a label value has at most 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Basic values: quantities, texts for users, and the error for invalid input.
 
-Input: a text or a number of JSON. Output: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
+Input: a JSON string or number. Output: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
 
     quantity      quantities of Kubernetes
     timestamps    times of the Kubernetes API

@@ -13,7 +13,7 @@ from typing import Final
 MAX_BYTES: Final = 1024  # bytes of a message in UTF-8; Kubernetes' limit for the message of an Event
 _MAX_QUOTED: Final = 80  # characters of a quoted value
 _MAX_NAME_LENGTH: Final = 317  # characters of a name: 253 of a domain, a slash, and 63
-# Names, keys, users, images, taints. Such a text has no spaces, so it cannot look like a part of the sentence.
+# Names, keys, users, images, taints. Such a string has no spaces, so it cannot look like a part of the sentence.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:=@+-]*")
 # Invisible characters that `str.isprintable` may accept: those with the property Default_Ignorable_Code_Point, and
 # blank letters, patterns and notes.
@@ -34,7 +34,7 @@ def pluralize(number: int, noun: str) -> str:
 def quote_text(content: object, limit: int = _MAX_QUOTED) -> str:
     """A value from outside as a quotation: in quotes, on one line, with each character and space visible.
 
-    A text of more than `limit` characters is shortened to its beginning, its end and its length.
+    A string of more than `limit` characters is shortened to its beginning, its end and its length.
     """
     text = content if isinstance(content, str) else repr(content)
     if len(text) <= limit:

@@ -97,8 +97,8 @@ CENTRAL_PACE = WatchPace(backoff_cap=5.0)
 class Reflector(Generic[T]):
     """Lists and watches one kind of object.
 
-    project: turns an object's JSON into a key and a compact value. None ignores the object, and removes it from the
-        store if it is known.
+    project: turns an object's JSON into a key and a compact value. If it returns None, the object is ignored, and
+        removed from the store if it was there.
     identity_of: returns the object's "namespace/name" (or name) from its key and value. Without this function, each
         object of a list is decoded a second time.
     on_list_failed: called when a list fails. Some of its objects may have been projected without being in the store.

@@ -8,10 +8,11 @@ because calls compete for the CPU and for threads.
 If N + 1 addresses always have waiting calls, each address gets 1/(N + 1) of the time, regardless of the numbers of its
 connections, calls or namespaces. An API server calls for the whole cluster, but has no greater weight: without a
 certificate it cannot be distinguished from other clients, and any client could claim any namespace. But the call of an
-address that uses less than its share starts as soon as a thread is free, and no address ever gets the last thread,
-which stays free for the first call of another address. Within an address, an owner leaves one thread for other owners.
-So while N other addresses attack, pods are created without extra delay as long as the calls of the API server need less
-than 1/(N + 1) of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
+address that uses less than its share starts as soon as a thread is free. The calls of one address occupy all threads
+but one at most, so a thread is left for the first call of another address. In the same way, the calls of one owner
+occupy all threads but two at most, so a thread is left for another owner of the same address. So while N other
+addresses attack, pods are created without extra delay as long as the calls of the API server need less than 1/(N + 1)
+of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
 """
 
 import threading
@@ -105,8 +106,8 @@ class CallThreads:
     """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
     With more calls than threads, all client addresses get the same time, and within an address all owners of its calls.
-    At any time, an address leaves at least one thread free, and an owner at least two, so that other
-    addresses and owners do not wait for calls that take long. Calls without an address (from clients with a
+    The calls of one address occupy all threads but one at most, those of one owner all but two, so that other addresses
+    and owners do not wait for calls that take long. Calls without an address (from clients with a
     certificate) or without an owner have no such limit.
     """
 

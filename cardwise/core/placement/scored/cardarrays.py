@@ -28,7 +28,7 @@ class CardArrays(NamedTuple):
 class RequestArrays:
     """The card requests of several shapes, as arrays.
 
-    shapes: shapes that differ in the cards that they request, each at least one card.
+    shapes: the shapes; no two of them request the same cards, and each shape requests at least one card.
     """
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
