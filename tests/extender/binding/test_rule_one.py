@@ -260,7 +260,7 @@ class RuleOneMachine(RuleBasedStateMachine):
         if gracefully:
             former.elector._stopping.set()
             former.leadership._stopping.set()
-            former.elector._announce()
+            former.elector._report_changes()
             former.elector.release()
         self.placed = [placed for placed in self.placed if placed[0] is not former]
         self.count += 1

@@ -103,7 +103,7 @@ def test_one_that_goes_on_is_told_again_after_ten_minutes(node, run_audits):
 
 def test_what_each_container_has_is_exported_for_as_long_as_it_has_it(node, run_audits):
     def exported() -> dict[tuple[str, str, str, str], float]:
-        samples = [sample for metric in metrics.USED.collect() for sample in metric.samples]
+        samples = [sample for metric in metrics.USED_BYTES.collect() for sample in metric.samples]
         return {
             (
                 sample.labels["namespace"],

@@ -175,7 +175,7 @@ def test_invalid_ca_is_ignored(tmp_path, kind):
     before = rotation.advance_certificates({}, WANTED, SLOW, NOW - timedelta(days=30))
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
-    builder = certs._builder(name, name, key.public_key(), NOW, NOW + timedelta(days=4000))
+    builder = certs._certificate_builder(name, name, key.public_key(), NOW, NOW + timedelta(days=4000))
     if kind == "may not sign":
         builder = (
             builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
