@@ -14,7 +14,7 @@ from cardwise.core.api import assignment, classes, names, quotas, request
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, ResourceClass
-from cardwise.core.api.mpsprofile import CLIENT_WITH_UNKNOWN_SETTINGS, UNKNOWN_CLIENT
+from cardwise.core.api.mpsprofile import CLIENT_WITH_UNKNOWN_SETTINGS, REPORTED_ONLY_CLIENT
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED_PHASE, Holding
@@ -151,7 +151,7 @@ def read_cluster_state(
     for name, cards_of_node in cards.items():
         cluster_state.ledger.set_cards(name, cards_of_node)
     for name, devices_of_node in devices.items():
-        cluster_state.ledger.set_devices(name, devices_of_node)
+        cluster_state.ledger.set_other_devices(name, devices_of_node)
     try:
         for pod in client.list_as(paths.pods(namespace), wire.ListOf[Pod]):
             _add_pod(cluster_state, pod)
@@ -246,7 +246,7 @@ def _add_reported_shares(cluster_state: ClusterState) -> None:
     As in the extender, quotas count such a pod only if the card's status lists the pod as terminating.
     """
     shares: dict[tuple[str, str], list[assignment.CardShare]] = {}
-    devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
+    devices: dict[tuple[str, str], list[assignment.AssignedDevice]] = {}
     pods: dict[tuple[str, str], ContainerShare] = {}
     terminating_pods: set[tuple[str, str]] = set()
     for resource in cluster_state.resources:
@@ -257,7 +257,7 @@ def _add_reported_shares(cluster_state: ClusterState) -> None:
             pods[key] = reported_share
             if extendedresources.is_other_device(resource):
                 # The class of the request is unknown, and nothing depends on it.
-                devices.setdefault(key, []).append(assignment.DeviceShare("", spec.uuid))
+                devices.setdefault(key, []).append(assignment.AssignedDevice("", spec.uuid))
             else:
                 shares.setdefault(key, []).append(_reported_share(reported_share, spec))
     for key, reported_share in pods.items():
@@ -283,7 +283,7 @@ def _add_reported_shares(cluster_state: ClusterState) -> None:
                 node,
                 assigned,
                 REPORTED_PHASE,
-                UNKNOWN_CLIENT,
+                REPORTED_ONLY_CLIENT,
                 charged=is_terminating,
             )
         )
@@ -306,7 +306,7 @@ def _add_unknown_holders(cluster_state: ClusterState) -> None:
         spec, allocated = resource.spec, resource.status.allocated or _NOTHING_ALLOCATED
         if extendedresources.is_other_device(resource):
             free = not allocated.shares or spec.uuid in held_uuids
-            assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.DeviceShare("", spec.uuid),)})
+            assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.AssignedDevice("", spec.uuid),)})
         else:
             assigned = assignment.Assignment(_remaining_shares(spec, allocated, known_shares.get(spec.uuid, [])))
         if assigned.containers or assigned.devices:

@@ -39,7 +39,7 @@ class SimulatedCluster:
         """Add nodes, without pods on them."""
         for node in nodes:
             self.ledger.set_cards(node.name, node.cards)
-            self.ledger.set_devices(node.name, node.devices)
+            self.ledger.set_other_devices(node.name, node.devices)
             self._free_loads[node.name] = node.free_load
             self.engine.mark_changed(node.name)
 

@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import shareagent
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.values.wording import quote_text, sanitize_message
 from cardwise.kube.wire import prepare_types
@@ -61,7 +61,7 @@ class GrantedDevice(Struct, frozen=True, rename="camel"):
     uuid: str
 
     @classmethod
-    def from_share(cls, share: DeviceShare) -> "GrantedDevice":
+    def from_share(cls, share: AssignedDevice) -> "GrantedDevice":
         return cls(share.resource_class, share.uuid)
 
 
@@ -201,7 +201,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def pod_assignment(self) -> Assignment:
         """The assignment of the whole pod, cards and devices."""
-        devices = (DeviceShare(device.resource_class, device.uuid) for device in self.pod_devices)
+        devices = (AssignedDevice(device.resource_class, device.uuid) for device in self.pod_devices)
         return Assignment(
             _group_by_key(self.pod_keys, self.pod_shares),
             _group_by_key(self.pod_device_keys, devices),

@@ -75,7 +75,7 @@ class Cache(ClusterView):
         The ledger is not updated at each card's event, because at startup thousands of cards arrive one by one.
         """
         for node, cards, devices in self.inventory.take_changes():
-            other_nodes = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
+            other_nodes = self.ledger.set_cards(node, cards) | self.ledger.set_other_devices(node, devices)
             self.capacity.mark_cards_changed(node, other_nodes)
 
     def _places_ahead(self) -> list[PlaceAhead]:

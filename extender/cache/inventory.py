@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.mpsprofile import UNKNOWN_CLIENT
+from cardwise.core.api.mpsprofile import REPORTED_ONLY_CLIENT
 from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED_PHASE, Holding
@@ -188,14 +188,14 @@ class Inventory:
     def _sum_shares(self, uid: str, node: str, reports: "_ShareReports") -> Holding | None:
         """All shares of the pod in the reports of the node's cards, as one holding."""
         shares: dict[str, list[CardShare]] = {}
-        devices: dict[str, list[DeviceShare]] = {}
+        devices: dict[str, list[AssignedDevice]] = {}
         namespace = name = ""
         for card_name, entries in sorted(reports.shares_of(uid, node).items()):
             card = self._cards[card_name].card
             for entry in entries:
                 namespace, name, key = entry.namespace, entry.name, entry.container or "pod"
                 if isinstance(card, Device):
-                    devices.setdefault(key, []).append(DeviceShare("", card.uuid))
+                    devices.setdefault(key, []).append(AssignedDevice("", card.uuid))
                 else:
                     share = CardShare(card.index, card.uuid, MiB(entry.mem), Percent(entry.core), card.mem, entry.whole)
                     shares.setdefault(key, []).append(share)
@@ -205,7 +205,7 @@ class Inventory:
             {key: tuple(share_parts) for key, share_parts in shares.items()},
             {key: tuple(share_parts) for key, share_parts in devices.items()},
         )
-        return Holding(uid, namespace, name, node, assigned, REPORTED_PHASE, UNKNOWN_CLIENT)
+        return Holding(uid, namespace, name, node, assigned, REPORTED_PHASE, REPORTED_ONLY_CLIENT)
 
     def _card_with_classes(self, name: str) -> Card | Device:
         """The card or device with its classes."""

@@ -378,9 +378,9 @@ def find_unknown_cards(
     nodes: where the pods are nominated; None: all nodes.
     is_over: returns whether the search must end.
 
-    The search runs on a snapshot, since it takes 1 ms for a pod on a node of 100 pods. A search for victims or for a
-    pod's node follows on another snapshot, and must not find different cards. So the result is kept until the node
-    changes, also if no cards were found.
+    The search runs on a snapshot, since it takes 1 ms for a pod on a node of 100 pods. The later search for
+    victims or for a pod's node uses a different snapshot, but must find the same cards. So the result is kept until the
+    node changes, also if no cards were found.
     """
     with lock:
         cache.sync_cards()

@@ -187,7 +187,7 @@ class _CardSearch:
         cards = [state.cards[i] for i in sorted(known) if i < len(state.cards)]
         uuids = {card.uuid for card in cards}
         if first:
-            self._copy.set_devices(name, state.devices)
+            self._copy.set_other_devices(name, state.devices)
         self._copy.set_cards(name, cards)
         for holding in self._ledger.holdings(name):
             if holding.uid in self._gang.uids:

@@ -264,7 +264,7 @@ class Gangs:
 
     # Timeouts, and changes of the leader.
 
-    def recover(self) -> None:
+    def plan_partly_bound_gangs(self) -> None:
         """Begin a leader epoch: plan the gangs that are bound in part before anything else is placed."""
         with self._lock:
             now, wall = self._clock.now(), self._clock.wall().timestamp()
@@ -499,12 +499,12 @@ class Gangs:
         if place is not None:
             return place
 
-        def unpermitted_uids() -> list[str]:
+        def movable_uids() -> list[str]:
             # Other members that have passed filter are not moved: kube-scheduler may be about to call bind for them.
             uids = [member_uid for member_uid in gang.plan if member_uid == uid or member_uid not in gang.passed]
             return uids if len(uids) > 1 else []
 
-        is_moved = self._move_members(gang, unpermitted_uids, pace)
+        is_moved = self._move_members(gang, movable_uids, pace)
         with self._lock:
             if is_moved:
                 self._requeue_members(gang)

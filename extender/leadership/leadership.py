@@ -227,7 +227,7 @@ class LeaseLeadership(Leadership):
             self._fenced_epoch = epoch
             self._state.forget_plans()
             self._state.warm_caches()
-            self._state.gangs.recover()
+            self._state.gangs.plan_partly_bound_gangs()
             with self._state.queue() as queue:
                 queue.begin_retry_window()
                 queue.requeue_all_refused_elsewhere()

@@ -40,7 +40,7 @@ from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods, find_unknown_cards
 from extender.cache.pacing import Pace
 from extender.cache.statelock import StateLock
-from extender.placing.placing import Call, PlacementRequest, Placing, PodSnapshot, SearchedNodes, order_by_rank
+from extender.placing.placing import Call, PlacementRequest, Placing, PodSearchInput, SearchedNodes, order_by_rank
 from extender.queue.searchpauses import SearchPauses
 
 # Maximum number of nodes that are searched under the lock, and the maximum that a search passes on to the decision.
@@ -173,7 +173,7 @@ class NodeSearch:
 
 
 def score_nodes(
-    snapshot: PodSnapshot,
+    snapshot: PodSearchInput,
     placement_request: PlacementRequest,
     pace: Pace,
     remembered_refusals: dict[str, tuple[int, Refusal]],

@@ -34,7 +34,7 @@ _MAX_STEPS_UNDER_LOCK: Final = (
 )
 
 
-class PodSnapshot(NamedTuple):
+class PodSearchInput(NamedTuple):
     """The input of a search for one pod: the cluster when the snapshot was taken.
 
     ledger: the ledger with the pod's own holding, and without reservations for other pods.
@@ -299,7 +299,7 @@ class Placing:
             nodes_by_rank.setdefault(rank, []).append(node)
         return [nodes for _, nodes in sorted(nodes_by_rank.items())]
 
-    def take_snapshot(self, placement_request: PlacementRequest) -> PodSnapshot:
+    def take_snapshot(self, placement_request: PlacementRequest) -> PodSearchInput:
         """Take the snapshot of cards, reservations and quotas for a search.
 
         Leaves out reservations whose cards are unknown (`nominated.find_unknown_cards`). The decision after the search
@@ -308,7 +308,7 @@ class Placing:
         self._cache.sync_cards()
         uid, namespace = placement_request.pod.uid, placement_request.pod.namespace
         gang_cards = self._cache.gang_cards
-        return PodSnapshot(
+        return PodSearchInput(
             ledger=self._ledger.snapshot(),
             nominated=[
                 nominated.holding

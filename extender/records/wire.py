@@ -191,6 +191,8 @@ class Victims(Struct, rename="pascal"):
 
 
 class MetaPod(Struct, rename="upper"):
+    """A victim by UID, as in kube-scheduler's MetaPod."""
+
     uid: str = ""
 
 

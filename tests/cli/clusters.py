@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from cardwise.cli import main
 from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.values.decoded import Json
 from cardwise.kube.client import KubeClient
 from tests.build import automatic_class, extended_resource, gpu_quota, resource_class
@@ -117,7 +117,7 @@ def with_devices(pod: Json, *shares: tuple[str, str], cards: bool = False) -> Js
     annotations = pod["metadata"]["annotations"]
     held = assignment.decode(annotations)
     assert held is not None
-    assigned = Assignment(held.containers if cards else {}, {"0": tuple(DeviceShare(*share) for share in shares)})
+    assigned = Assignment(held.containers if cards else {}, {"0": tuple(AssignedDevice(*share) for share in shares)})
     return pod | {"metadata": pod["metadata"] | {"annotations": assignment.encode(assigned, assume_time_ns=1)}}
 
 

@@ -1,7 +1,7 @@
 """Devices that are no GPUs, pods that ask for them and pods that hold them."""
 
 from cardwise.core.api import names, request
-from cardwise.core.api.assignment import Assignment, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import Holding
 from tests.build import container, pod
@@ -42,5 +42,5 @@ def parse_request(*containers, **fields):
 
 def holding(uid, *indices, node="n1", kind="rdma", containers=None):
     """A pod that holds these devices, and perhaps shares of cards."""
-    shares = tuple(DeviceShare(kind, uuid(i, node=node, kind=kind)) for i in indices)
+    shares = tuple(AssignedDevice(kind, uuid(i, node=node, kind=kind)) for i in indices)
     return Holding(uid, "default", uid, node, Assignment(containers or {}, {"0": shares}))

@@ -169,7 +169,7 @@ class World:
         for pod in self.pods.values():
             self.show_pod(pod)
         self.state.forget_plans()
-        self.state.gangs.recover()
+        self.state.gangs.plan_partly_bound_gangs()
 
     def add_node(self, name: str, spec: NodeSpec) -> None:
         self.nodes[name] = spec

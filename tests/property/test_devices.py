@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cardwise.core.api import assignment
-from cardwise.core.api.assignment import Assignment, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import placement
@@ -107,7 +107,7 @@ class DeviceMachine(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), description=described)
     def devices_change(self, node, description):
         self.devices[node] = devices_of(description, node)
-        self.ledger.set_devices(node, reversed(self.devices[node]))
+        self.ledger.set_other_devices(node, reversed(self.devices[node]))
 
     @rule(node=st.sampled_from(NODES), there=st.booleans())
     def cards_change(self, node, there):
@@ -145,7 +145,7 @@ class DeviceMachine(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES), numbers=st.sets(st.integers(0, 5), min_size=1, max_size=2))
     def pod_was_bound_before(self, node, numbers):
         """Add a pod that was bound before. Its devices may be unknown yet. No two pods have the same device."""
-        shares = tuple(DeviceShare("a", device(i, node=node).uuid) for i in sorted(numbers))
+        shares = tuple(AssignedDevice("a", device(i, node=node).uuid) for i in sorted(numbers))
         others = {share.uuid for h in self.held.values() for share in h.assignment.device_shares()}
         if others.isdisjoint(share.uuid for share in shares):
             self.next_uid += 1
@@ -177,7 +177,7 @@ class DeviceMachine(RuleBasedStateMachine):
         for holding in self.held.values():
             anew.set_holding(holding)
         for node, devices in self.devices.items():
-            anew.set_devices(node, devices)
+            anew.set_other_devices(node, devices)
         for node, cards in self.cards.items():
             anew.set_cards(node, cards)
         assert self.picture(self.ledger) == self.picture(anew)
@@ -201,7 +201,9 @@ TestDevices.settings = settings(max_examples=examples(35, soak=1000), stateful_s
 
 
 device_shares = st.builds(
-    DeviceShare, st.sampled_from(["rdma", "nic.fast"]), st.text(st.characters(codec="ascii"), min_size=1, max_size=20)
+    AssignedDevice,
+    st.sampled_from(["rdma", "nic.fast"]),
+    st.text(st.characters(codec="ascii"), min_size=1, max_size=20),
 )
 
 

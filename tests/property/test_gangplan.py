@@ -80,7 +80,9 @@ def some_plan(ledger, there, members, allowed):
         world = ledger.snapshot()
         fits = True
         # The biggest first, as the engine would choose on one node.
-        for m, n in sorted(zip(members, nodes, strict=True), key=lambda pair: gangplan._request_size_key(pair[0].request)):
+        for m, n in sorted(
+            zip(members, nodes, strict=True), key=lambda pair: gangplan._request_size_key(pair[0].request)
+        ):
             free = loads[n]
             loads[n] = Load(free.cpu - m.load.cpu, free.memory - m.load.memory, free.pods - m.load.pods)
             if min(loads[n]) < 0:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cardwise.core.api import quotas
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import NO_CHARGE
 from cardwise.core.placement.devices import Device
@@ -38,7 +38,7 @@ shares = st.builds(
 devices = st.lists(st.sampled_from(DEVICES), unique=True).map(tuple)
 assignments = st.builds(
     lambda card_shares, others: Assignment(
-        {"0": tuple(card_shares)}, {"0": tuple(DeviceShare("nic", uuid) for uuid in others)} if others else {}
+        {"0": tuple(card_shares)}, {"0": tuple(AssignedDevice("nic", uuid) for uuid in others)} if others else {}
     ),
     st.lists(shares, min_size=1, max_size=3),
     devices,
@@ -122,7 +122,7 @@ class MovedCards(RuleBasedStateMachine):
 
     @rule(node=nodes, uuids=devices)
     def devices_are_reported(self, node, uuids):
-        self.ledger.set_devices(node, as_devices(uuids))
+        self.ledger.set_other_devices(node, as_devices(uuids))
         self.devices[node] = uuids
 
     @rule(holding=holdings)

@@ -130,7 +130,7 @@ def worlds(draw: st.DrawFn) -> World:
         for i, mem in enumerate(sizes)
     ]  # fmt: skip
     ledger.set_cards(NODE, cards)
-    ledger.set_devices(NODE, DEVICES)
+    ledger.set_other_devices(NODE, DEVICES)
     residents = []
     cpu, pods = CPU, PODS
     for i in range(draw(st.integers(5, 10))):
@@ -162,7 +162,7 @@ def worlds(draw: st.DrawFn) -> World:
     if draw(st.booleans()):  # fewer cores are given of a card than when they came
         ledger = Ledger(max_clients=max_clients, core=30)
         ledger.set_cards(NODE, cards)
-        ledger.set_devices(NODE, DEVICES)
+        ledger.set_other_devices(NODE, DEVICES)
         for resident in residents:
             if resident.holding is not None:
                 ledger.set_holding(resident.holding)

@@ -434,7 +434,7 @@ def _health_reason_suffix(cluster_state: ClusterState, uuid: str) -> str:
     return f" ({wording.sanitize_message(reason)})" if reason else ""
 
 
-def _device_state_suffix(cluster_state: ClusterState, node: str, share: assignment.DeviceShare) -> str:
+def _device_state_suffix(cluster_state: ClusterState, node: str, share: assignment.AssignedDevice) -> str:
     """Describe a fault of the device, as the end of a sentence; empty without a fault."""
     state = cluster_state.ledger.node(node)
     device = (

@@ -52,7 +52,7 @@ class CardShare:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceShare:
+class AssignedDevice:
     """A device other than a GPU, which is always allocated as a whole, and its ResourceClass."""
 
     resource_class: str
@@ -105,7 +105,7 @@ class CardDemand(NamedTuple):
 
 
 # One shared object for all pods without devices, to save memory: a cluster has tens of thousands of assignments.
-_NO_DEVICES: Mapping[str, tuple[DeviceShare, ...]] = MappingProxyType({})
+_NO_DEVICES: Mapping[str, tuple[AssignedDevice, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Assignment:
     """The cards and other devices of a pod, by container key."""
 
     containers: Mapping[str, tuple[CardShare, ...]]
-    devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
+    devices: Mapping[str, tuple[AssignedDevice, ...]] = field(default_factory=lambda: _NO_DEVICES)
     _card_uses: tuple[CardUse, ...] = field(default=(), init=False, repr=False, compare=False)
     # The result of `card_demands`, and the container requests for which it was computed.
     _card_demands: tuple[Sequence[ContainerRequest], Collection[CardDemand]] | None = field(
@@ -171,7 +171,7 @@ class Assignment:
             object.__setattr__(self, "_card_demands", (container_requests, demands))
         return demands
 
-    def device_shares(self) -> list[DeviceShare]:
+    def device_shares(self) -> list[AssignedDevice]:
         """All devices other than GPUs, container by container."""
         return [share for shares in self.devices.values() for share in shares]
 
@@ -376,14 +376,14 @@ def _decode_share(index: int, uuid: str, mem: int, core: int, total: int, *whole
     )
 
 
-def _decode_devices(encoded: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
+def _decode_devices(encoded: Mapping[str, list[list[str]]]) -> dict[str, tuple[AssignedDevice, ...]]:
     return {_get_text(key): tuple(_decode_device(*share) for share in shares) for key, shares in encoded.items()}
 
 
-def _decode_device(resource_class: str, uuid: str) -> DeviceShare:
+def _decode_device(resource_class: str, uuid: str) -> AssignedDevice:
     if not (resource_class and uuid):
         raise InvalidAssignment("a device without a class or a UUID is impossible")
-    return DeviceShare(_get_text(resource_class), _get_text(uuid))
+    return AssignedDevice(_get_text(resource_class), _get_text(uuid))
 
 
 def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:

@@ -45,7 +45,7 @@ class MpsClient(NamedTuple):
 
 
 # A deleted pod that only its node still reports: no pod may share MPS with it.
-UNKNOWN_CLIENT: Final = MpsClient(off=True, wants=True, user=MIXED_USERS)
+REPORTED_ONLY_CLIENT: Final = MpsClient(off=True, wants=True, user=MIXED_USERS)
 # A holder of a card whose MPS settings are unknown: its memory counts, and all pods may share MPS with it.
 CLIENT_WITH_UNKNOWN_SETTINGS: Final = MpsClient(off=False, wants=False, user=NO_USER)
 

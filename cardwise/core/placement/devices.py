@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cardwise.core.api.assignment import Assignment, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment
 from cardwise.core.api.request import DeviceRequest
 from cardwise.core.values.refusals import Refusal
 
-GrantedDevices = Mapping[str, tuple[DeviceShare, ...]]  # by container key, as in an assignment
+GrantedDevices = Mapping[str, tuple[AssignedDevice, ...]]  # by container key, as in an assignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +87,10 @@ class WantedDevices:
         matched = self._match(free)
         if matched is None:
             return self._refusal(devices)
-        granted: dict[str, tuple[DeviceShare, ...]] = {}
+        granted: dict[str, tuple[AssignedDevice, ...]] = {}
         for request in self._requests:
             chosen = [free[matched[request.resource_class].popleft()].uuid for _ in range(request.count)]
-            shares = tuple(DeviceShare(request.resource_class, uuid) for uuid in chosen)
+            shares = tuple(AssignedDevice(request.resource_class, uuid) for uuid in chosen)
             granted[request.key] = granted.get(request.key, ()) + shares
         return len(free), granted
 

@@ -23,7 +23,7 @@ from cardwise.core.values.refusals import Refusal
 
 _CLOSING_WEIGHT: Final = 1 << 40  # what closing a card to MPS subtracts from a score: more than the MiB of any card
 _LEVEL_WEIGHT: Final = 1 << 50  # what each further level subtracts from a score: more than closing all cards of a node
-_ANY_SIZE: Final = 1 << 40  # MiB; larger than any card
+_ABOVE_ANY_CARD_MIB: Final = 1 << 40  # MiB; larger than any card
 
 
 class CardRequest(NamedTuple):
@@ -170,7 +170,9 @@ def make_search_plan(
     )
     if not headroom:
         return SearchPlan(unlimited, (), None)
-    largest_charge = quotas.total(card_request.charge(card_request.cards, _ANY_SIZE) for card_request in card_requests)
+    largest_charge = quotas.total(
+        card_request.charge(card_request.cards, _ABOVE_ANY_CARD_MIB) for card_request in card_requests
+    )
     tight = [entry_headroom for entry_headroom in headroom if not entry_headroom.has_room_for(largest_charge)]
     if not tight:
         return SearchPlan(unlimited, (), None)

@@ -230,8 +230,10 @@ class Ledger:
         self._forget_if_empty(state)
         return self._other_nodes(state, recounted)
 
-    def set_devices(self, node: str, devices: Iterable[Device]) -> set[str]:
-        """Set the devices of the node other than GPUs. Otherwise like `set_cards`."""
+    def set_other_devices(self, node: str, devices: Iterable[Device]) -> set[str]:
+        """Set the devices of the node other than GPUs. A node without cards, devices and holdings
+        is removed. Returns the other nodes whose counts have changed.
+        """
         state = self._own(self._state(node).name)
         uuids_before = {device.uuid for device in state.devices}
         state.devices = sort_devices(devices)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core.api import assignment, names
-from cardwise.core.api.assignment import Assignment, CardDemand, CardShare, CardUse, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardDemand, CardShare, CardUse
 from cardwise.core.api.request import ContainerRequest
 from tests.build import shares
 
@@ -150,8 +150,8 @@ def test_non_ascii_text_is_decoded():
 
 
 RDMA = {
-    "0": (DeviceShare("rdma", "rdma-1"), DeviceShare("nic", "pci-n1-0000-3b-00.0")),
-    "1": (DeviceShare("rdma", "b"),),
+    "0": (AssignedDevice("rdma", "rdma-1"), AssignedDevice("nic", "pci-n1-0000-3b-00.0")),
+    "1": (AssignedDevice("rdma", "b"),),
 }
 
 
@@ -212,9 +212,9 @@ def test_excess_includes_sm_percent_and_is_never_a_whole_card():
 
 
 def test_excess_of_devices_is_computed_by_uuid():
-    first = Assignment({}, {"0": (DeviceShare("rdma", "rdma-0"), DeviceShare("rdma", "rdma-1"))})
-    second = Assignment({}, {"1": (DeviceShare("fast", "rdma-0"),)})
-    assert first.excess_over(second) == Assignment({}, {"0": (DeviceShare("rdma", "rdma-1"),)})
+    first = Assignment({}, {"0": (AssignedDevice("rdma", "rdma-0"), AssignedDevice("rdma", "rdma-1"))})
+    second = Assignment({}, {"1": (AssignedDevice("fast", "rdma-0"),)})
+    assert first.excess_over(second) == Assignment({}, {"0": (AssignedDevice("rdma", "rdma-1"),)})
     assert second.excess_over(first) is None
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cardwise.core.api import quotas, request
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import NO_CHARGE, Charge, QuotaEntry
 from cardwise.core.placement import placement
@@ -199,7 +199,7 @@ def taken(ledger, node="n1"):
 
 def test_a_device_is_taken_while_a_pod_holds_it():
     ledger = Ledger()
-    ledger.set_devices("n1", others.devices(2))
+    ledger.set_other_devices("n1", others.devices(2))
     with ledger.what_if(added=[others.holding("u", 1)]):
         assert taken(ledger) == {"rdma-n1-1": 1}
     assert taken(ledger) == {}
@@ -214,12 +214,12 @@ def test_a_device_is_taken_while_a_pod_holds_it():
 def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
     ledger = Ledger()
     ledger.set_holding(others.holding("u", 0))
-    ledger.set_devices("n1", others.devices(2))
+    ledger.set_other_devices("n1", others.devices(2))
     assert placement.place(
         ledger, ["n1"], others.parse_request(others.wanting(rdma=1)), "binpack"
-    ).assignment.devices == {"0": (DeviceShare("rdma", "rdma-n1-1"),)}
-    ledger.set_devices("n1", [])
-    ledger.set_devices("n1", others.devices(1))
+    ).assignment.devices == {"0": (AssignedDevice("rdma", "rdma-n1-1"),)}
+    ledger.set_other_devices("n1", [])
+    ledger.set_other_devices("n1", others.devices(1))
     assert taken(ledger) == {"rdma-n1-0": 1}
     ledger.release("u")
     assert taken(ledger) == {}
@@ -228,25 +228,25 @@ def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
 def test_cards_and_devices_come_and_go_without_each_other(ledger):
     held_pod = others.holding("u", 0, containers=holding("u", 100, 0).assignment.containers)
     ledger.set_holding(held_pod)
-    ledger.set_devices("n1", others.devices(1))
+    ledger.set_other_devices("n1", others.devices(1))
     ledger.set_cards("n1", [])
     assert (taken(ledger), used(ledger, OF_A)) == ({"rdma-n1-0": 1}, [100])
-    ledger.set_devices("n1", [])
+    ledger.set_other_devices("n1", [])
     ledger.set_cards("n1", [card("a")])
     assert (taken(ledger), ledger.node("n1").free) == ({"rdma-n1-0": 1}, [P100 - 100])
 
 
 def test_a_node_is_forgotten_with_the_last_that_is_on_it():
     ledger = Ledger()
-    ledger.set_devices("n1", others.devices(1))
+    ledger.set_other_devices("n1", others.devices(1))
     ledger.set_cards("n1", cards(P100))
     ledger.set_holding(others.holding("u", 0))
     ledger.set_cards("n1", [])
-    ledger.set_devices("n1", [])
+    ledger.set_other_devices("n1", [])
     assert ledger.node("n1") is not None
     ledger.release("u")
     assert ledger.node("n1") is None
-    ledger.set_devices("n1", others.devices(1))
+    ledger.set_other_devices("n1", others.devices(1))
     ledger.set_cards("n1", [])
     assert ledger.node("n1") is not None
 
@@ -263,7 +263,7 @@ def test_a_device_with_two_holders_is_a_violation():
 
 def test_a_copy_has_counts_of_its_own():
     ledger = Ledger()
-    ledger.set_devices("n1", others.devices(1))
+    ledger.set_other_devices("n1", others.devices(1))
     duplicate = ledger.node("n1").copy()
     duplicate.count_device("rdma-n1-0", 1)
     assert (duplicate.devices, duplicate.device_holds, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})

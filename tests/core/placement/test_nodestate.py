@@ -41,7 +41,7 @@ def test_a_copy_counts_a_pod_that_comes_and_goes_as_the_ledger_does(client):
     ledger = Ledger()
     card_mps = CardMps(ready=True, multi_user=False)
     ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-n1-{i}", mem=P100, mps=card_mps) for i in range(2)])
-    ledger.set_devices("n1", others.devices(2))
+    ledger.set_other_devices("n1", others.devices(2))
     node = ledger.node("n1")
     before, copy = counts(node), node.copy()
     pod = replace(others.holding("u", 1, containers=holding("u", 100, 0).assignment.containers), mps_client=client)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cardwise.core.api import quotas, request
-from cardwise.core.api.assignment import DeviceShare
+from cardwise.core.api.assignment import AssignedDevice
 from cardwise.core.api.mpsprofile import CardMps
 from cardwise.core.api.quotas import NO_CHARGE, QuotaEntry
 from cardwise.core.placement import fitting, placement
@@ -126,7 +126,7 @@ def ledger_with_devices(**nodes):
     """A ledger of nodes with these numbers of RDMA devices."""
     ledger = Ledger()
     for node, count in nodes.items():
-        ledger.set_devices(node, others.devices(count, node=node))
+        ledger.set_other_devices(node, others.devices(count, node=node))
     return ledger
 
 
@@ -139,13 +139,13 @@ def place_wanting(ledger, *containers, policy="binpack", nodes=None):
 def test_devices_alone_go_where_the_fewest_or_the_most_are_free(policy, node):
     ledger = ledger_with_devices(n1=4, n2=4, n3=8, n4=1)
     ledger.set_holding(others.holding("u", 0, 2, node="n2"))
-    ledger.set_devices("n1", [*others.devices(4), *others.devices(9, kind="nic")])
+    ledger.set_other_devices("n1", [*others.devices(4), *others.devices(9, kind="nic")])
     placed = place_wanting(ledger, others.wanting(rdma=2), policy=policy)
     assert placed.node == node
     assert placed.assignment.containers == {}
     first = 1 if node == "n2" else 0
     uuids = [others.uuid(i, node=node) for i in (first, 3 if node == "n2" else 1)]
-    assert placed.assignment.devices == {"0": tuple(DeviceShare("rdma", uuid) for uuid in uuids)}
+    assert placed.assignment.devices == {"0": tuple(AssignedDevice("rdma", uuid) for uuid in uuids)}
     same = placement.place_on(ledger.kinds, ledger.node(node), others.parse_request(others.wanting(rdma=2)), policy)
     assert same == placed
     scorer = placement.Scorer(ledger.kinds, others.parse_request(others.wanting(rdma=2)), policy)
@@ -156,17 +156,17 @@ def test_devices_alone_go_where_the_fewest_or_the_most_are_free(policy, node):
 def test_cards_are_looked_for_where_the_devices_are(policy, node):
     ledger = ledger_with_free(n1=[100], n2=[16000], n3=[200], n4=[3000])
     for name in ("n2", "n3", "n4"):
-        ledger.set_devices(name, others.devices(1, node=name))
+        ledger.set_other_devices(name, others.devices(1, node=name))
     ledger.set_holding(others.holding("u", 0, node="n2"))
     placed = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), policy=policy)
     assert location_of(placed) == (node, [0])
-    assert placed.assignment.devices == {"0": (DeviceShare("rdma", others.uuid(0, node=node)),)}
+    assert placed.assignment.devices == {"0": (AssignedDevice("rdma", others.uuid(0, node=node)),)}
 
 
 def test_each_refusal_names_what_the_node_lacks_devices_first():
     ledger = ledger_with_free(n1=[16000], n2=[16000], n3=[50], n4=[])
     for name in ("n2", "n3", "n4"):
-        ledger.set_devices(name, others.devices(1, node=name))
+        ledger.set_other_devices(name, others.devices(1, node=name))
     ledger.set_holding(others.holding("u", 0, node="n2"))
     nodes = ["n1", "n2", "n3", "n4", "unknown"]
     answer = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), nodes=nodes)

@@ -192,7 +192,7 @@ def test_what_a_namespace_has_used_of_a_quota():
 
 def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():
     ledger = ledger_with_free(n1=[P100])
-    ledger.set_devices("n1", others.devices(1))
+    ledger.set_other_devices("n1", others.devices(1))
     full = quota(ledger, QuotaEntry(shares=0))
     alone, beside = (
         others.parse_request(others.wanting(rdma=1)),

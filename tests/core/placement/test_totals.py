@@ -45,7 +45,7 @@ def test_a_class_has_the_totals_of_its_cards_and_its_users():
 
 def test_devices_are_counted_and_only_those_that_a_pod_could_get_are_free():
     ledger = busy()
-    ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False)])
+    ledger.set_other_devices("n1", [*others.devices(3), others.device(3, healthy=False)])
     ledger.set_holding(others.holding("of-n1", 0, 1))
     (rdma,) = totals.classes_of_devices(ledger, CLASSES)
     assert (rdma.devices, rdma.healthy, rdma.nodes, rdma.used, rdma.free) == (4, 3, 1, 2, 1)

@@ -39,7 +39,7 @@ def test_explain_shows_the_missing_mib_and_the_holders_of_each_card():
 
 def test_explain_counts_the_free_devices_of_each_class_by_node():
     ledger = ledger_with_free(n1=[16000])
-    ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False), others.device(0, kind="nic")])
+    ledger.set_other_devices("n1", [*others.devices(3), others.device(3, healthy=False), others.device(0, kind="nic")])
     ledger.set_holding(others.holding("u", 1, 2))
     pod_request = others.parse_request(others.wanting(rdma=1), others.wanting(rdma=1, nic=1))
     view, _ = explanation.explain(ledger, ["n1", "n2"], pod_request, "binpack")

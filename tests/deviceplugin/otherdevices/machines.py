@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cardwise.core.api import names
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.devices.offered import OfferedDevices
 from tests.deviceplugin.conftest import NODE, P100, RESOURCES, Rig, card_uuid
 from tests.devices.trees import Tree, connectx5
@@ -63,7 +63,9 @@ def bind(
 ) -> dict:
     """A bound pod: by container key, its devices as (class, UUID) and its share as (card index, MiB)."""
     cards = {key: (CardShare(index, card_uuid(index), mib, 0, P100),) for key, (index, mib) in (shares or {}).items()}
-    others = {key: tuple(DeviceShare(*device) for device in devices_of_key) for key, devices_of_key in devices.items()}
+    others = {
+        key: tuple(AssignedDevice(*device) for device in devices_of_key) for key, devices_of_key in devices.items()
+    }
     limits = {}
     for key in sorted({*cards, *others}):
         classes = Counter(names.CLASS_PREFIX + resource_class for resource_class, _ in devices.get(key, ()))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cardwise.core.api import assignment, names
-from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.kube import paths
 from extender.controllers.overcommit import OvercommitController
 from tests.build import P100, asking, extended_resource, reported_share
@@ -36,7 +36,7 @@ class World(DeletingCluster):
         """Add a pod that was bound in the second `at`."""
         assigned = Assignment(
             {"main": (CardShare(index, f"GPU-n1-{index}", mem, 0, P100),)} if mem else {},
-            {"main": tuple(DeviceShare("nic", uuid) for uuid in devices)} if devices else {},
+            {"main": tuple(AssignedDevice("nic", uuid) for uuid in devices)} if devices else {},
         )
         pod = asking(name, gpu_mem=mem, annotations=assignment.encode(assigned, assume_time_ns=at))
         pod["spec"]["nodeName"] = node

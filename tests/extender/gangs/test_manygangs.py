@@ -431,7 +431,7 @@ def test_a_gang_whose_plan_fails_unexpectedly_stops_no_other_gang(caller, monkey
         else:
             for gang in world.state.gangs._gangs.values():
                 gang.forward = True  # as if other members were bound
-            world.state.gangs.recover()
+            world.state.gangs.plan_partly_bound_gangs()
         assert world.state.gangs.gang_of("uid-g0").plan
     assert len(tries) == 1, "it is tried again later"
     assert [(log["log_level"], log["gang"]) for log in logs] == [("error", "default/bad")]

@@ -76,7 +76,7 @@ def test_a_beginning_that_fails_after_all_was_settled_settles_nothing_again(pair
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pair.b.state.gangs, "recover", broken)
+        patch.setattr(pair.b.state.gangs, "plan_partly_bound_gangs", broken)
         for _ in range(12):
             pair.clock.advance(2.0)
             pair.b.elector.step()

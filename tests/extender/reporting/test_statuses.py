@@ -92,7 +92,7 @@ def test_a_class_adds_up_its_cards(world):
 
 def test_a_class_of_devices_counts_devices_without_memory(world):
     rdma = Device(uuid="rdma-0", kind="rdma", index=0, classes=frozenset({"rdma"}))
-    world.state.ledger.set_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
+    world.state.ledger.set_other_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
     world.state.changed.add("n1")
     path = class_path("rdma")
     old_status = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from the time when it was not a class of devices

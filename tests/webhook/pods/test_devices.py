@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import names, request
-from cardwise.core.api.assignment import Assignment, DeviceShare, encode
+from cardwise.core.api.assignment import AssignedDevice, Assignment, encode
 from cardwise.core.api.request import DeviceRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
@@ -166,7 +166,7 @@ def test_device_annotation_of_a_user_is_replaced(limits: Json, own: str, is_now:
 
 def test_copy_of_a_running_pod_is_placed_again() -> None:
     once = after_mutation(pod({RDMA: "1"}))
-    held = Assignment({}, {"0": (DeviceShare(RDMA, "rdma-1"),)})
+    held = Assignment({}, {"0": (AssignedDevice(RDMA, "rdma-1"),)})
     running = once | {
         "metadata": once["metadata"]
         | {"annotations": once["metadata"]["annotations"] | encode(held, assume_time_ns=1), "resourceVersion": "7"},

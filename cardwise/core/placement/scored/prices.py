@@ -55,7 +55,7 @@ def _solve_prices(sizes: list[int], demand: Floats) -> Floats:
             worth = _knapsack(sizes, prices)
             if worth[CARD_PARTS] <= 1.0 + _EPSILON:
                 break
-            entering, cost = _best_cut(sizes, prices, worth), 1.0
+            entering, cost = _most_valuable_share_counts(sizes, prices, worth), 1.0
         used = np.linalg.solve(columns, demand)
         change = np.linalg.solve(columns, entering)
         rising = change > _EPSILON
@@ -84,7 +84,7 @@ def _knapsack(sizes: list[int], prices: Floats) -> Floats:
     return worth
 
 
-def _best_cut(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
+def _most_valuable_share_counts(sizes: list[int], prices: Floats, worth: Floats) -> Floats:
     """The number of shares of each size in the most valuable set for a whole card."""
     counts = np.zeros(len(sizes))
     remainder = CARD_PARTS
