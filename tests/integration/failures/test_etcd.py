@@ -16,7 +16,7 @@ from tests.cluster.controlplane import APISERVER, ETCD
 from tests.cluster.processes import PATIENCE
 from tests.integration.conftest import spaces
 from tests.integration.failures.load import Load, Rules
-from tests.integration.gangpods import bound
+from tests.integration.gangpods import bound, create_at_once, member, phase
 from tests.integration.sharing import Space, inspect, workload
 
 pytestmark = [pytest.mark.cluster("sim", last=True)]
@@ -124,6 +124,24 @@ def nothing_is_lost(space: Space) -> None:
 
 def test_etcd_that_stood_still_for_twenty_seconds(space: Space):
     goes_on(space, etcd_stands_still, 20)
+
+
+def test_etcd_stands_still_for_twenty_seconds_while_a_gang_is_bound(space: Space):
+    """The answers of some Bindings are lost, and the extender's Lease. The next epoch binds the rest on what is left:
+    the gang and two pods that compete with it need all cards.
+    """
+    size = 4 * CARDS - 2
+    create_at_once(space, [member(f"gang-{i}", "gang", size, gpu_mem=P100 // 4) for i in range(size)])
+    space.wait(lambda: bound(space, "gang-"), "the first member is bound")
+    with Rules(space) as rules:
+        etcd_stands_still(space.cluster, 20)
+        create_at_once(space, [workload(f"other-{i}", gpu_mem=P100 // 4) for i in range(2)])
+        space.wait(lambda: len(bound(space)) == size + 2, "the gang and the other pods are bound")
+        assert not rules.failed
+        assert rules.violations == []
+    space.wait(lambda: phase(space, "gang") == "Running", "the gang runs")
+    space.cluster.api.delete(paths.pods(space.name), {"gracePeriodSeconds": 1}, timeout=PATIENCE)
+    nothing_is_lost(space)
 
 
 def test_a_full_database_stops_all_writes_until_there_is_room(space: Space):
