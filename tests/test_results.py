@@ -25,7 +25,7 @@ EMPTY = {
     ("cardwise/kube/leases/lease.py", "holder"): "as in election.py",
     (
         "cardwise/runtime/http/httpserver.py",
-        "address",
+        "limited_address",
     ): "the key of the queue that all clients with a certificate share",
     ("extender/records/pod.py", "version"): "the API server sets it in each object",
     ("extender/records/pod.py", "created"): "the API server sets it in each object",
