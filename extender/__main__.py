@@ -104,7 +104,7 @@ _BIND_DEADLINE_SECONDS, _BIND_DEADLINE_SECONDS_ON_OWN_PORT = 4.0, 60.0
 @click.option(
     "--gang-reserve-seconds",
     type=click.FloatRange(min=0),
-    default=gangs.RESERVE_SECONDS,
+    default=gangs.RESERVE_AFTER_SECONDS,
     help="How long a gang waits before GPUs are reserved for it. Later pods cannot use these GPUs.",
 )
 @click.option(

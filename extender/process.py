@@ -329,7 +329,7 @@ class Process:
             self._rotator.start()
 
     def is_alive(self) -> bool:
-        """Whether the process works. The thread that serves calls this several times a second, so it never waits."""
+        """Whether the process works. The serving thread checks this several times a second, so it must not block."""
         now = self._clock.now()
         if now - self._checked_at > statelock.PAUSED_SECONDS:
             self._resumed = now

@@ -444,7 +444,7 @@ class State:
             self._reservations.on_lookup_failed(uid)
 
     def next_requeue_node(self) -> str | None:
-        """The node to annotate so that pending pods are tried again, at most one a second; see `schedulingqueue`."""
+        """The node to annotate so that pending pods are tried again; at most one node a second (`schedulingqueue`)."""
         with self._lock:
             self._cache.sync_cards()
             return self._queue.next_requeue_node(self._inventory.nodes)

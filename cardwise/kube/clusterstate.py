@@ -30,7 +30,7 @@ from cardwise.kube.objects.nodes import Node
 from cardwise.kube.objects.pods import Pod, mps_client_of_pod
 from cardwise.kube.objects.unreadable import Unreadable
 
-_NO_LIMITS = CardLimits()
+_DEFAULT_CARD_LIMITS = CardLimits()
 _NOTHING_ALLOCATED = Allocated()
 OTHER_NAMESPACES = "other namespaces"  # the namespace that is shown for pods that the user may not read
 
@@ -110,7 +110,7 @@ def read_cluster_state(
     addresses: bool = True,
     own_namespace: str = "",
     with_unknown_holders: bool = False,
-    limits: CardLimits = _NO_LIMITS,
+    limits: CardLimits = _DEFAULT_CARD_LIMITS,
 ) -> ClusterState:
     """Read ExtendedResources, ResourceClasses, GPUQuotas, pods, and nodes for their addresses. Raises `KubeError`.
 

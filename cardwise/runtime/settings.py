@@ -219,7 +219,7 @@ common_options = grouped_options(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
-        help="Least important lines to log.",
+        help="Minimum level of the lines to log.",
     ),
     option(
         "--log-format",

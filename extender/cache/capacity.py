@@ -51,7 +51,7 @@ class Capacity:
                 free(node, seen_by_scheduler=seen_by_scheduler)  # a card of the pod has moved to this node
 
     def set_planned_pod(self, uid: str, planned: PlacedPod | None) -> None:
-        """Add the pod's cpu and memory to its planned node's totals; None: remove them."""
+        """Add the pod's cpu and memory to its planned node's totals; remove them if `planned` is None."""
         if planned is not None:
             self.loads.plan_pod(uid, planned)
         else:

@@ -35,7 +35,8 @@ class ShareReport(NamedTuple):
 class CardUpdate(NamedTuple):
     """The changes of a card's report.
 
-    reported: the shares to apply, which are new or changed shares, or all shares of a card that has left its node.
+    reported: the shares to count again: new and changed ones, and all shares of a card that was replaced or has
+        left its node.
     withdrawn: the shares that the node no longer reports.
     problem: the ignored part of the report, with the reason; None if the whole report is used.
     """

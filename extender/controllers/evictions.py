@@ -129,6 +129,6 @@ class Evictions:
         newcomer, node = eviction.claimant.ref, eviction.node
         text = f"evicted for pod {newcomer.pod} of higher priority, which needs its GPU"
         self._events.record(victim.about, "Preempted", text)
-        text = f"pod {victim.pod} is evicted on node {node}, so that this pod gets its GPU"
+        text = f"pod {victim.pod} is evicted on node {node} to free its GPU for this pod"
         self._events.record(newcomer.about, "Preempting", text)
         return True

@@ -122,7 +122,7 @@ class Loops:
             # After a time-out of filter kube-scheduler tries the pod again, but not after a time-out of preempt.
             _log.warning("this process was paused; requeueing pending pods")
             with self._state.queue() as queue:
-                queue.requeue_all_refused_elsewhere()
+                queue.requeue_all_after_takeover()
         self._state.expire_reservations()
         binder.confirm_bindings(
             self._state.overdue_bindings(), self._fence, self._state, self._leadership, clock=self._clock

@@ -1,4 +1,4 @@
-"""Searches the cards to reserve for a gang: the cards on which the least memory must be freed for all its members.
+"""Chooses the cards to reserve for a gang: the cards on which the least memory must be freed for all its members.
 
 Theory of operation. The search plans the gang on a copy of the cluster that has only some of the cards. In the copy
 only the gang itself holds shares of these cards, and the cpu and memory of the other pods on these cards are free.

@@ -230,7 +230,7 @@ class LeaseLeadership(Leadership):
             self._state.gangs.plan_partly_bound_gangs()
             with self._state.queue() as queue:
                 queue.begin_retry_window()
-                queue.requeue_all_refused_elsewhere()
+                queue.requeue_all_after_takeover()
             self._fencing_token, self._tenure, self._fenced = (epoch, fencing_token), tenure, (0, set())
             self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
             self._epoch = epoch

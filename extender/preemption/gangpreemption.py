@@ -8,9 +8,9 @@ a search on a node. The answer has only the victims for the requested pod. The p
 until kube-scheduler calls for these members.
 
 Example: a gang has 5 members that request a GPU each. 1 GPU is free on n3, and pods of lower priority have 2 GPUs on n1
-and 2 on n2. With
-1 member on n1 in place of a victim, only 2 members fit, and with 3 such members only 4. The next step allows 7: all 4
-GPUs of n1 and n2 are cleared, the fifth member gets the free GPU, and the gang is complete after 4 plans.
+and 2 on n2. With 1 member on n1 in place of a victim, only 2 members fit, and with 3 such members only 4. The next step
+allows 7: all 4 GPUs of n1 and n2 are cleared, the fifth member gets the free GPU, and the gang is complete after 4
+plans.
 
 The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and after the search it checks
 under the lock whether the result is still valid (docs/design/0032-snapshots.md).

@@ -384,7 +384,7 @@ class SchedulingQueue:
         """
         self._requeue_times.add(when)
 
-    def requeue_all_refused_elsewhere(self) -> None:
+    def requeue_all_after_takeover(self) -> None:
         """Requeue all pods, since another process may have refused some of the pods and can no longer requeue them."""
         self._refused_elsewhere = True
         if self._requeue_node is None:

@@ -258,7 +258,7 @@ def quota_status(
     else:
         exceeded = _make_condition("Exceeded", "False", "WithinLimits", "usage is within all limits", record.generation)
     return {
-        "used": [_used_amounts(entry, charge) for entry, charge in charges],
+        "used": [_entry_status(entry, charge) for entry, charge in charges],
         "summary": wording.sanitize_message(
             "; ".join(_usage_summary(entry, charge, classes, automatic) for entry, charge in charges),
             _MAX_SUMMARY_CHARACTERS,
@@ -363,5 +363,5 @@ def _usage_summary(
     return f"{quotas.title(entry)}: {amounts}"
 
 
-def _used_amounts(entry: QuotaEntry, used: Charge) -> dict[str, Any]:
+def _entry_status(entry: QuotaEntry, used: Charge) -> dict[str, Any]:
     return quotas.selection(entry) | quotas.to_fields(used) | {"hard": quotas.to_fields(entry)}

@@ -5,8 +5,8 @@ environment variable lifts the limits, and a card without MPS has no limits. So 
 driver reports with the granted shares: per container if the containers of all processes are known, else per pod. A CUDA
 context uses memory beyond the share, so each process is allowed a tolerance.
 
-Example: a container with a share of 4096 MiB has two processes of 2500 and 2400 MiB, and the tolerance is 300 MiB for
-each process. It uses 4900 MiB, and 4096 + 2 * 300 = 4696 MiB are allowed: a MemoryOverrun.
+Example: a container with a share of 4096 MiB has two processes of 2800 and 2700 MiB, and the tolerance is 640 MiB for
+each process. It uses 5500 MiB, and 4096 + 2 * 640 = 5376 MiB are allowed: a MemoryOverrun.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

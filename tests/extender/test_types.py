@@ -394,7 +394,7 @@ def test_a_new_leader_requeues_by_node_without_a_refusal(world, clock):
     calm(world, clock)
     assert not woken(world, clock)
     with world.queue() as queue:
-        queue.requeue_all_refused_elsewhere()
+        queue.requeue_all_after_takeover()
     assert woken(world, clock)
     assert not woken(world, clock)
 

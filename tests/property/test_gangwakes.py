@@ -58,7 +58,7 @@ class Waking(World):
         for node, index in self.cordoned:
             self.set_cordon(node, index, cordoned=True)
         with self.state.queue() as queue:
-            queue.requeue_all_refused_elsewhere()
+            queue.requeue_all_after_takeover()
 
     def set_quota(self, memory: int) -> None:
         """MiB that the namespace may hold; 0: it has no quota."""

@@ -53,7 +53,7 @@ class Known:
     def defaults(self, namespace: str) -> Defaults | None:
         return self.namespaces.get(namespace)
 
-    fresh_defaults = defaults
+    defaults_or_fetch = defaults
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:

@@ -157,7 +157,7 @@ class ClusterView:
     def defaults(self, namespace: str) -> Defaults | None:
         return self._namespaces.store.get(namespace)
 
-    def fresh_defaults(self, namespace: str) -> Defaults | None:
+    def defaults_or_fetch(self, namespace: str) -> Defaults | None:
         cached_defaults = self._namespaces.store.get(namespace)
         if cached_defaults is not None:
             return cached_defaults

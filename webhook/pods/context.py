@@ -29,7 +29,7 @@ class Lookups(Protocol):
     def defaults(self, namespace: str) -> Defaults | None:
         """The defaults of a namespace that opted in; None for others, and for namespaces that are not known yet."""
 
-    def fresh_defaults(self, namespace: str) -> Defaults | None:
+    def defaults_or_fetch(self, namespace: str) -> Defaults | None:
         """The defaults of a namespace that opted in, None for others; reads an unknown namespace from the API server.
         Raises KubeError.
         """

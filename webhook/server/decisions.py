@@ -53,7 +53,7 @@ def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) ->
     """POST /mutate/defaults: rewrites pods of a namespace that opted in. Raises KubeError."""
     if review.resource != "pods" or not _must_rewrite_pod(review, settings):
         return Decision()
-    namespace_defaults = view.fresh_defaults(review.namespace)
+    namespace_defaults = view.defaults_or_fetch(review.namespace)
     pod = PodUnderReview(review.object)
     if namespace_defaults is None or not namespace_defaults.gpu_mem or not defaults.takes_defaults(pod):
         return Decision()  # this path does not change the pod, so it has no error to report

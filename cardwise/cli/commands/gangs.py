@@ -15,7 +15,7 @@ from cardwise.cli.render import gangtable, printing
 def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """List gangs (groups of pods that are bound together or not at all) and the phase of each.
 
-    -o wide adds the pods that a gang waits for.
+    -o wide adds the pods that a gang waits for, and the nodes where GPUs are reserved for it.
     """
     client = options.load_client()
     scope = "" if all_namespaces else namespace or client.namespace

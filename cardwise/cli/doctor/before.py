@@ -268,7 +268,7 @@ def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
         text = f"RuntimeClass {suggested_class} gives Cardwise's DaemonSets access to NVIDIA's driver"
         yield Finding("driver", Severity.OK, text, values=(f"nodes.runtimeClass={suggested_class}",))
     elif classes:
-        text = f"NVIDIA has several RuntimeClasses here: {', '.join(classes)}"
+        text = f"the cluster has several RuntimeClasses for NVIDIA GPUs: {', '.join(classes)}"
         remedy = "set nodes.runtimeClass to the one whose runtime mounts the driver's libraries"
         yield Finding("driver", Severity.PROBLEM, text, remedy)
     else:

@@ -67,12 +67,15 @@ def plan(
         return MovePlan(moves=(), fit_counts=(current_count,), min_moves=0)
     order = sorted(movables, key=lambda pod: (pod.priority, pod.mem, pod.age, pod.uid))
     bound = len(order) if max_moves is None else min(max_moves, len(order))
-    plain = _plan(_Attempt(world, goal, order, cordon=False), current_count, bound, effort)
+    plain = _plan(_DefragProblem(world, goal, order, cordon=False), current_count, bound, effort)
     reached = plain.fit_counts[-1] >= goal.count
     if not cordon or (reached and len(plain.moves) <= 1):
         return plain
     closing = _plan(
-        _Attempt(world, goal, order, cordon=True), current_count, len(plain.moves) - 1 if reached else bound, effort
+        _DefragProblem(world, goal, order, cordon=True),
+        current_count,
+        len(plain.moves) - 1 if reached else bound,
+        effort,
     )
     better = closing if closing.fit_counts[-1] > plain.fit_counts[-1] or closing.fit_counts[-1] >= goal.count else plain
     min_moves, is_exhaustive = min(plain.min_moves, closing.min_moves), plain.is_exhaustive and closing.is_exhaustive
@@ -80,7 +83,7 @@ def plan(
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class _DefragProblem:
     """The cluster, the goal, and the moves that are allowed.
 
     movables: the pods that may move, the least important first.
@@ -99,7 +102,7 @@ class _Attempt:
         return self.world.count_fitting(self.goal)
 
 
-def _plan(attempt: _Attempt, current_count: int, bound: int, effort: int) -> MovePlan:
+def _plan(attempt: _DefragProblem, current_count: int, bound: int, effort: int) -> MovePlan:
     greedy = _Greedy(attempt, bound).plan(current_count)
     reached = greedy.fit_counts[-1] >= attempt.goal.count
     search = _Search(attempt, CoverEffort(effort))
@@ -128,7 +131,7 @@ def _state(move: Move) -> _State:
 class _Search:
     """Tries all orders of all moves, but continues only once from each resulting state of the cluster."""
 
-    def __init__(self, attempt: _Attempt, effort: CoverEffort) -> None:
+    def __init__(self, attempt: _DefragProblem, effort: CoverEffort) -> None:
         self.effort = effort
         self._attempt = attempt
 
@@ -175,7 +178,7 @@ class _Search:
 class _Greedy:
     """Frees cards for the goal's pods, one pod after another, each time on the node where the fewest pods must move."""
 
-    def __init__(self, attempt: _Attempt, max_moves: int) -> None:
+    def __init__(self, attempt: _DefragProblem, max_moves: int) -> None:
         self._attempt = attempt
         self._world = attempt.world
         self._max_moves = max_moves

@@ -212,11 +212,11 @@ PERMIT_SECONDS: Final = 30.0
 # The default of the option. A gang that waits for a node to be created needs minutes; GPUs are idle meanwhile.
 MAX_PERMIT_SECONDS: Final = 300.0
 # The default of the option. Shorter: shares start later because of gangs. Longer: a large gang starts later.
-RESERVE_SECONDS: Final = 60.0
+RESERVE_AFTER_SECONDS: Final = 60.0
 # Refusals of a gang, at most one a second: a gang that was tried often, and lost free cards to others each time, does
-# not wait `RESERVE_SECONDS`.
+# not wait `RESERVE_AFTER_SECONDS`.
 RESERVE_REFUSALS: Final = 20
-# Ten times `RESERVE_SECONDS`: a namespace can withhold cards from other namespaces for half of the time at most.
+# Ten times `RESERVE_AFTER_SECONDS`: a namespace can withhold cards from other namespaces for half of the time at most.
 RESERVE_LIMIT_SECONDS: Final = 600.0
 # The missing members of a gang that is bound in part bind within seconds if they fit. Eviction ends the work of the
 # bound members, so a short outage of the API server or of kube-scheduler must not lead to it.
@@ -237,7 +237,7 @@ class GangPatience:
     permit: float = PERMIT_SECONDS
     max_permit: float = MAX_PERMIT_SECONDS
     rollback: float = ROLLBACK_SECONDS
-    reserve: float = RESERVE_SECONDS
+    reserve: float = RESERVE_AFTER_SECONDS
     refusals: int = RESERVE_REFUSALS
     reserve_limit: float = RESERVE_LIMIT_SECONDS
 

@@ -391,7 +391,7 @@ class Gang:
 
     def adopt(self, now: float, wall: float) -> None:
         """Take over the gang as a new leader. The time under former leaders counts towards the time until the rollback,
-        but at least a quarter of that time remains, because the missing members may fit now.
+        but at least a quarter of the rollback time remains, because the missing members may fit now.
 
         wall: the current wall time.
         """

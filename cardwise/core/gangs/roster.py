@@ -19,7 +19,10 @@ _T = TypeVar("_T")
 
 
 class Roster:
-    """The members of one gang that count, as sequences, the oldest first. The sequences change with the gang."""
+    """Sequences of the members of one gang, by their state and oldest first. They change with the gang.
+
+    Members whose pods are gone (`there` is false) are in none of them.
+    """
 
     def __init__(self) -> None:
         self._lists: list[tuple[Callable[[Member], bool], list[Member]]] = []

@@ -62,7 +62,7 @@ def place(
     limit: limits the search; None: no limit. Raises SearchTooLong.
     """
     scorer = Scorer(ledger.kinds, request, policy, headroom, limit=limit)
-    use_index = ledger.has_index and len(nodes) * _INDEX_MIN_FRACTION > len(
+    use_index = ledger.has_index and len(nodes) * _INDEX_NODES_DIVISOR > len(
         ledger.nodes_by_name()
     )  # few nodes are checked faster than the index is walked
     if use_index and scorer.indexed:
@@ -149,7 +149,7 @@ def entries_exceeded_together(
 
 # The reasons that are found for thousands of nodes in a few ms.
 _QUICK_REFUSALS: Final = frozenset({Refusal.NO_MEMORY, Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS})
-_INDEX_MIN_FRACTION: Final = 8  # the index is used only for more than 1 / _INDEX_MIN_FRACTION of all nodes
+_INDEX_NODES_DIVISOR: Final = 8  # the index is used only for more than 1 / _INDEX_NODES_DIVISOR of all nodes
 
 
 class _Names(Collection[str]):

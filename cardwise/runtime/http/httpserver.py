@@ -74,7 +74,7 @@ _NO_CONNECTION_ERRORS: Final = frozenset({
     errno.ENONET, errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH,
 })  # fmt: skip
 # Seconds for which idle connections are kept after `stop`: the client may have sent a call already.
-_STOP_SECONDS: Final = 2.0
+_IDLE_SECONDS_AFTER_STOP: Final = 2.0
 _STOP_ACCEPT_SECONDS: Final = 0.5  # maximum seconds for accepting the connections that wait at `stop`
 
 _DROPPED_CONNECTIONS = prometheus_client.Counter(
@@ -687,8 +687,8 @@ class HttpServer:
             self._poller.unregister(number)
             listener.sock.close()
         self._listeners.clear()
-        self._bounds[ConnectionPhase.IDLE] = PhaseLimits(_STOP_SECONDS, self._limits.idle.max_connections)
-        until = self._clock.now() + _STOP_SECONDS
+        self._bounds[ConnectionPhase.IDLE] = PhaseLimits(_IDLE_SECONDS_AFTER_STOP, self._limits.idle.max_connections)
+        until = self._clock.now() + _IDLE_SECONDS_AFTER_STOP
         for authenticated in (False, True):
             for connection in self._queues[ConnectionPhase.IDLE, authenticated]:
                 connection.deadline = min(connection.deadline, until)

@@ -8,9 +8,9 @@ because calls compete for the CPU and for threads.
 If N + 1 addresses always have waiting calls, each address gets 1/(N + 1) of the time, regardless of the numbers of its
 connections, calls or namespaces. An API server calls for the whole cluster, but has no greater weight: without a
 certificate it cannot be distinguished from other clients, and any client could claim any namespace. But the call of an
-address that uses less than its share starts as soon as a thread is free. The calls of one address occupy all threads
-but one at most, so a thread is left for the first call of another address. In the same way, the calls of one owner
-occupy all threads but two at most, so a thread is left for another owner of the same address. So while N other
+address that uses less than its share starts as soon as a thread is free. Of T threads, the calls of
+one address occupy at most T - 1, so a thread is left for the first call of another address. In the same way, the calls
+of one owner occupy at most T - 2, so a thread is left for another owner of the same address. So while N other
 addresses attack, pods are created without extra delay as long as the calls of the API server need less than 1/(N + 1)
 of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
 """

@@ -6,7 +6,7 @@ from tests.theory import theory_of
 
 
 def test_the_example_of_the_docstring():
-    theory, share, used, tolerance = theory_of("mps.audit.findings"), 4096, (2500, 2400), 300
+    theory, share, used, tolerance = theory_of("mps.audit.findings"), 4096, (2800, 2700), 640
     pods = {"pod": PodGrant({("0", "GPU-0"): MiB(share)}, {"id": "0"})}
 
     def violations_of(*amounts: int) -> list[tuple[Reason, int]]:

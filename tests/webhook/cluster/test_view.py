@@ -86,11 +86,11 @@ def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
     labels = {"cardwise.dev/defaults": "enabled"}
     namespace = {"metadata": {"name": "late", "labels": labels, "annotations": {"cardwise.dev/default-gpu-mem": "64"}}}
     world.put_objects(paths.namespaces(), namespace)
-    assert [name for i in range(100) if world.view.fresh_defaults(name := f"none-{i}")] == []
-    assert world.view.fresh_defaults("late") is not None
+    assert [name for i in range(100) if world.view.defaults_or_fetch(name := f"none-{i}")] == []
+    assert world.view.defaults_or_fetch("late") is not None
     assert len(world.api.sent()) == 1
     world.clock.advance(0.3)
-    world.view.fresh_defaults("none")
+    world.view.defaults_or_fetch("none")
     assert len(world.api.sent()) == 2
 
 

@@ -165,7 +165,7 @@ def test_other_methods_paths_and_sizes(client: FlaskClient) -> None:
 
 def test_unreachable_api_server_is_reported() -> None:
     class Lost(Known):
-        def fresh_defaults(self, namespace: str) -> Defaults | None:
+        def defaults_or_fetch(self, namespace: str) -> Defaults | None:
             raise errors.Unreachable("GET /api/v1/namespaces/x: refused")
 
     answer = post(shell.create_app(Lost(), WebhookSettings()).test_client(), "/mutate/defaults", body(build.pod()))

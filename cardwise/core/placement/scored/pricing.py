@@ -76,7 +76,7 @@ class Pricing:
         self._pods_leave = False
 
     def node_features(self, nodes: NodeArrays) -> Floats:
-        """By line and shape of the workload, how many pods of the shape fit on the cards, card by card."""
+        """For each node (row) and each shape of the workload: how many pods of the shape fit, summed over the cards."""
         return np.concatenate([self._requests.count_fitting_pods(part).sum(axis=1) for part in card_chunks(nodes)])
 
     def remaining_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
