@@ -303,7 +303,8 @@ def test_what_cannot_be_changed_is_not_settled_for_the_next_one(pair):
     refused.end()
     gives_back(pair.b)
     takes(pair.a)
-    assert changed(pair) == ["p", "q", "p", "q"]
+    # The pods of an epoch are patched at the same time, in any order.
+    assert [sorted(changed(pair)[:2]), sorted(changed(pair)[2:])] == [["p", "q"], ["p", "q"]]
 
 
 def test_what_could_not_be_changed_is_tried_again_while_the_epoch_lasts(pair):
