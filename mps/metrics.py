@@ -40,7 +40,7 @@ AUDIT_VIOLATIONS = Counter("cardwise_mps_audit_violations", "Violations that the
 AUDIT_EVICTIONS = Counter(
     "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome (evicted, budget, error, withheld)", ["outcome"]
 )
-AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits of a GPU that could not list its processes", ["gpu"])
+AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits that could not list the processes of the GPU", ["gpu"])
 THREAD_FAILURES = Counter(
     "cardwise_mps_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )

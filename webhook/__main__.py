@@ -120,8 +120,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     default="leave",
     help="Meaning of nvidia.com/gpu. leave: it belongs to NVIDIA's device plugin, and the webhook does not change it. "
     "take: it means whole GPUs of Cardwise, in pods, workload templates and ResourceQuotas; for clusters without "
-    "that plugin. The chart's webhook.nvidiaGpu decides which objects the API server sends, and must be the "
-    "same.",
+    "that plugin. The chart's webhook.nvidiaGpu decides which objects the API server sends: set it to the "
+    "same value.",
 )
 @option(
     "--exempt-namespaces",

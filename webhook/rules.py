@@ -1,6 +1,6 @@
 """The rules of the webhook: all that can happen to a pod, in order.
 
-A rule is a function of a module of `webhook.pods`, whose name begins with one of these words:
+A rule is a function in a module of `webhook.pods`. The name of the function begins with one of these words:
 
     mutate(pod, context)    changes the pod at its creation
     validate(pod, context)  refuses the pod as it will be stored, or warns its author

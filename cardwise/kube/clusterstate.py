@@ -159,7 +159,7 @@ def read_cluster_state(
         if not own_namespace:
             raise
         cluster_state.partial = (
-            "you may not read the pods of all namespaces: the shares of other namespaces are those of the GPUs' "
+            "you may not read the pods of all namespaces: the shares of other namespaces are read from the GPUs' "
             "statuses, some seconds old and without names"
         )
         _add_permitted_pods(cluster_state, client, own_namespace)

@@ -17,7 +17,7 @@ _LARGEST_NODE_CARDS: Final = 8.0  # cards of this node; a node's free CPU and ca
 
 
 class BestFit:
-    """Best fit as FGD's authors compare with it (USENIX ATC 2023).
+    """The best fit of the FGD paper (USENIX ATC 2023), with which its authors compare FGD.
 
     Chooses the node with the least CPU and GPU free after placement, weighted equally and rounded down to whole points
     of 100, and on that node the fullest card.

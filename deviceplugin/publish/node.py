@@ -77,8 +77,9 @@ def _expand_suffix(amount: str) -> str:
 def label_change(desired: str, label: str | None, last_written_label: str | None) -> dict[str, Any]:
     """The metadata change that sets the label to `desired` ("": removes it), {} if no change is due. Pure.
 
-    A label that differs from `last_written_label` was set by another program or a person. Then the label stays, and the
-    annotation that records our last value is removed: the program or person may later set that same value.
+    A label that differs from `last_written_label` was set by another program or a person. Such a label stays as it is,
+    and the annotation with the last value that Cardwise wrote is removed. Otherwise, if the label got that value again
+    from outside, Cardwise would take the label for its own.
     """
     is_foreign = label is not None and label != last_written_label
     new_label = label if is_foreign else desired or None

@@ -326,7 +326,7 @@ class Nominations:
         }
 
     def set_searched_place(self, uid: str, node: str, unknown: NominatedPlace, searched: NominatedPlace) -> None:
-        """Record the result of a search for the cards of the pod's place on the node.
+        """Record which cards a search has chosen for the nominated pod on this node.
 
         unknown: the place before the search. If the pod has another place by now, the result is ignored.
         """

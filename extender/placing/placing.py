@@ -193,7 +193,7 @@ class Placing:
             reserved,
             limit=placement_request.limit,
         ):
-            scores, refusals = self._score_with_gang_reservation(placement_request, reserved)
+            scores, refusals = self._score_reserved_nodes(placement_request, reserved)
             if scores:
                 best = min(scores, key=lambda node: (-scores[node], node))
                 chosen_placement = self._make_scorer(placement_request).place_on(
@@ -204,7 +204,7 @@ class Placing:
         reasons = {**placement.refusals, **refusals}
         return Unplaceable(refusals={node: reasons[node] for node in placement_request.nodes})
 
-    def _score_with_gang_reservation(
+    def _score_reserved_nodes(
         self, placement_request: PlacementRequest, reserved: Collection[str]
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
         """Score the nodes in `reserved`, without the cards of the gang reservation; returns scores and refusals.
@@ -400,7 +400,7 @@ class Placing:
             self._cache.exclude_pod(uid),
             self._nominated.count_reserved((uid,), priority, reserved, limit=placement_request.limit),
         ):
-            reserved_scores, reasons = self._score_with_gang_reservation(placement_request, reserved)
+            reserved_scores, reasons = self._score_reserved_nodes(placement_request, reserved)
         return scores | reserved_scores, refusals | reasons
 
     def _score_unreserved(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:

@@ -299,7 +299,7 @@ class GangVictimSearch:
         """
         *earlier, _ = (placed for placed in gang_victims.search_order if placed.victims.uids)
         for placed in earlier:
-            self._reserve_victims(placed)
+            self._place_member(placed)
         return self._count_capacities() and self._place_others() is not None
 
     def find_victims(self) -> GangVictims | None:
@@ -331,7 +331,7 @@ class GangVictimSearch:
             if placed.node in changed_nodes and not self._are_victims_same(placed, without_place):
                 return False
             without_place.discard(placed.claimant.uid)
-            self._reserve_victims(placed)
+            self._place_member(placed)
         if self._exceeds_quota(gang_victims.places):
             return False
         places = [place for place in gang_victims.places if place.node in changed_nodes]
@@ -347,7 +347,7 @@ class GangVictimSearch:
             return False
         return True
 
-    def _reserve_victims(self, placed: _MemberVictims) -> None:
+    def _place_member(self, placed: _MemberVictims) -> None:
         """Place the member on its node in the snapshot, and treat its victims as gone from now on."""
         self._member_victims.append(placed)
         place = NominatedPlace(placed.victims.assignment, placed.victims.uids)
@@ -452,7 +452,7 @@ class GangVictimSearch:
                 return
             used_nodes.add(node)
             without_place.discard(placed.claimant.uid)
-            self._reserve_victims(placed)
+            self._place_member(placed)
             heapq.heappush(self._queue, (harm, node))
 
     def _next_node(self, count: int) -> tuple[_Harm, str] | None:

@@ -37,7 +37,7 @@ _USE_CHECK_SECONDS = 5.0  # seconds between two checks of whether a class is in 
 _WATCH_DELAY_SECONDS = 5.0  # seconds after a write until the class is compared again: by then the watch shows the write
 _RETRY_SECONDS = 30.0  # seconds until a refused write is tried again
 _TIMEOUT = 2.0
-_STEP_SECONDS = 1.0  # seconds of writing after which a step ends: this thread also writes all statuses
+_MAX_STEP_SECONDS = 1.0  # seconds of writing after which a step ends: this thread also writes all statuses
 # Maximum number of writes of a kind in one step: this thread also writes statuses, and nodes can invent models.
 _MAX_WRITES_PER_STEP = 8
 
@@ -168,9 +168,9 @@ class ClassController:
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
     def _due_names(self, names: Iterable[str], began: float) -> Iterator[str]:
-        """The first of these classes that may be written now. Ends `_STEP_SECONDS` seconds after `began`."""
+        """The first of these classes that may be written now. Ends `_MAX_STEP_SECONDS` seconds after `began`."""
         for name in list(islice((name for name in names if name not in self._not_before), _MAX_WRITES_PER_STEP)):
-            if self._clock.now() - began <= _STEP_SECONDS:
+            if self._clock.now() - began <= _MAX_STEP_SECONDS:
                 yield name
 
     def _is_used(self, name: str) -> bool:

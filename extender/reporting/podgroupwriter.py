@@ -30,7 +30,7 @@ GROUP = "podgroup"
 _COMPARE_SECONDS = 0.5  # seconds between two comparisons of all gangs
 _MIN_SECONDS_BETWEEN_WRITES = 0.5  # minimum seconds between two writes to one PodGroup
 _MAX_WRITES_PER_SECOND = 50.0  # maximum number of writes a second
-_STEP_SECONDS = 1.0  # seconds of writing after which a step ends
+_MAX_STEP_SECONDS = 1.0  # seconds of writing after which a step ends
 _WRITE_TIMEOUT = 2.0
 _REFUSED_SECONDS = 30.0  # seconds until a refused write is tried again
 _CONFLICT_SECONDS = 2.0  # seconds until a retry after a conflict: by then the watch shows the created or deleted object
@@ -83,7 +83,7 @@ class PodGroupWriter:
         if now - self._compared_at >= _COMPARE_SECONDS:
             self._compared_at = now
             self._mark_changed(now)
-        while self._clock.now() - now <= _STEP_SECONDS and self._write_rate.allows_write(
+        while self._clock.now() - now <= _MAX_STEP_SECONDS and self._write_rate.allows_write(
             self._clock.now(), _MAX_WRITES_PER_SECOND
         ):
             key = self._schedule.next_key(self._clock.now())

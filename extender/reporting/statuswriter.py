@@ -50,11 +50,11 @@ _STORM_SECONDS = 1.0  # seconds without such a step after which the storm is ove
 _MAX_STORM_SECONDS = (
     30.0  # seconds after which a storm is normal load: then each pending status is written within this time
 )
-_MAX_COUNTED_NODES = 1000  # maximum number of nodes that one step counts
+_MAX_NODES_PER_STEP = 1000  # maximum number of nodes that one step counts
 _AUDIT_SECONDS = 30.0  # seconds in which each node is counted again, in case a change was missed
 _QUOTA_USAGE_CHECK_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
-_STEP_SECONDS = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
+_MAX_STEP_SECONDS = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # seconds until a refused write is tried again
 _SLOW_SECONDS = 30.0  # seconds until a write without a response in time is tried again
 _MAX_SLOW_OWNERS_IN_A_ROW = (
@@ -139,7 +139,7 @@ class StatusWriter:
             self._storm_until = now + _STORM_SECONDS
         for nodes in (changed, self._listers.cards.take_changed(), self._nodes_to_audit(now)):
             self._nodes.update(dict.fromkeys(nodes))
-        counted_nodes = list(islice(self._nodes, _MAX_COUNTED_NODES))
+        counted_nodes = list(islice(self._nodes, _MAX_NODES_PER_STEP))
         if counted_nodes:
             ledger, pace = self._state.snapshot().ledger, Pace(self._clock)
             for node in counted_nodes:
@@ -209,7 +209,7 @@ class StatusWriter:
 
     def _write_due_statuses(self) -> None:
         began = now = self._clock.now()
-        while now >= self._paused_until and now - began <= _STEP_SECONDS:
+        while now >= self._paused_until and now - began <= _MAX_STEP_SECONDS:
             if not self._write_rate.allows_write(now, self._allowed_rate(now)):
                 return
             key = self._schedule.next_key(now)

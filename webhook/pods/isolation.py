@@ -25,13 +25,13 @@ PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
 
 
 def demand_of(annotations: Mapping[str, str]) -> Isolation:
-    """What a pod that has passed `mutate` demands, from its annotations. Raises InvalidRequest."""
+    """The isolation that a pod demands, read from its annotations, after `mutate`. Raises InvalidRequest."""
     text = annotations.get(names.ISOLATION)
     return Isolation.NONE if text is None else parse_isolation(text)
 
 
 def parse_sm_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
-    """Parse the source of the percentage of the SMs. Raises InvalidRequest."""
+    """Parse the annotation that says from what the percentage of the SMs is computed. Raises InvalidRequest."""
     try:
         return SmPercent(text)
     except ValueError:

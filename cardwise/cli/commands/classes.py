@@ -35,7 +35,7 @@ def classes(output: str, name: str | None) -> None:
     if output in ("json", "yaml"):
         printing.print_object(
             {
-                "classes": classtable.cards_as_json(card_classes),
+                "classes": classtable.card_classes_as_json(card_classes),
                 "deviceClasses": classtable.devices_as_json(device_classes),
             },
             output,

@@ -280,7 +280,7 @@ def _parse_fit_option(
     if not 1 <= count <= _MAX_FITS:
         raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MAX_FITS}")
     if resource_class and "=" not in shape_text:
-        raise InvalidRequest(f"{_FIT} {fit}", "a file names its class itself", "leave --class out")
+        raise InvalidRequest(f"{_FIT} {fit}", "the pod of a file names its class itself", "leave --class out")
     with_class = f"{shape_text},class={resource_class}" if resource_class else shape_text
     pods = whatif.parse_pods(with_class, cluster_state.classes, _FIT, unit=unit)
     if len(pods) > 1:

@@ -36,7 +36,7 @@ def format_card_class(view: CardClassView, columns: int | None = None) -> str:
     return f"{format_card_classes([view], columns)}\n{tables.align_rows(users) if view.users else _NO_USERS_TEXT}"
 
 
-def cards_as_json(views: Sequence[CardClassView]) -> list[Json]:
+def card_classes_as_json(views: Sequence[CardClassView]) -> list[Json]:
     """The output as JSON, with all fields."""
     return [_class_as_json(view) for view in views]
 

@@ -250,7 +250,7 @@ def card_of(resource: ExtendedResource, classifier: Classifier | None = None) ->
 
 
 def headroom_of(resource: ExtendedResource) -> MiB:
-    """The MiB of the card that driver and MPS server take."""
+    """The MiB of the card's memory that the driver and the MPS server use."""
     return quantity.shared_mib(max(0, min(resource.spec.headroom_mib, resource.spec.memory_mib, MAX_MIB)))
 
 

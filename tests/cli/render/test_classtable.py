@@ -75,7 +75,7 @@ def test_an_automatic_class_that_a_person_has_changed_says_so(edited, message):
 
 
 def test_for_programs():
-    shown = classtable.cards_as_json(views(lists(), "big"))
+    shown = classtable.card_classes_as_json(views(lists(), "big"))
     assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
     assert shown == [
         {

@@ -45,7 +45,7 @@ class LearnedWorkload:
 
     shares: the fraction of each request size in the workload; the fractions sum to 1.
     typical_card_mib: MiB of a card of the size that has the most memory in the cluster, over all its cards.
-    prices: by size of a card in MiB, the values of its remainders.
+    prices: for each size of a card in MiB, the value of each possible amount of free memory on such a card.
     """
 
     shares: Mapping[RequestSize, float]
