@@ -260,8 +260,10 @@ def _find_processes(program: str) -> list[tuple[HostProcess, list[str], Mapping[
         start_time = _start_time(pid)
         # A tenant's process must not be ended, and does not count as a daemon.
         if start_time is not None and not cgroups.is_tenant_process(pid):
-            process = _FoundProcess(pid, start_time)
-            processes.append((process, _read_arguments(entry), _read_environment(pid)))
+            arguments, environment = _read_arguments(entry), _read_environment(pid)
+            # The environment of a process that has ended meanwhile is empty, as that of a daemon which serves all GPUs.
+            if _is_program(entry, program):
+                processes.append((_FoundProcess(pid, start_time), arguments, environment))
     return processes
 
 

@@ -54,6 +54,22 @@ def test_daemons_of_others_are_those_with_another_folder_and_no_front_ends(folde
     assert listed.keys().isdisjoint({ours.pid, front_end.pid})
 
 
+def test_a_daemon_that_ends_while_it_is_read_is_nobody_s(folder, running, monkeypatch):
+    """The kernel shows an empty environment then, as that of a daemon which serves all GPUs."""
+    ending = running(CONTROL_PROGRAM, FOREGROUND_OPTION)
+    real = processes._read_environment
+
+    def read_late(pid: int) -> dict[str, str]:
+        if pid == ending.pid:
+            ending.kill()
+            ending.wait(SECONDS)
+        return real(pid)
+
+    monkeypatch.setattr(processes, "_read_environment", read_late)
+    assert ending.pid not in {daemon.pid for daemon in LOCAL.other_daemons(folder / "pipe")}
+    assert ending.returncode == -signal.SIGKILL
+
+
 def test_daemons_and_servers_are_known_by_name_and_pipe_folder(folder, running):
     daemon, server = running(CONTROL_PROGRAM, FOREGROUND_OPTION), running(SERVER_PROGRAM)
     running(CONTROL_PROGRAM)  # its front end
