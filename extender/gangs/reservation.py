@@ -269,10 +269,11 @@ class GangReservation:
         for gang in due:
             if gang.namespace not in self._paused_until:
                 shares.setdefault((gang.rank()[0], gang.namespace), []).append(gang)
+        # One namespace may have thousands of gangs, so they are not all sorted.
         keys = [
             ((priority, place, self._ended_at.get(namespace, _NEVER), gang.rank()[2], gang.key), gang)
             for (priority, namespace), gangs in shares.items()
-            for place, gang in enumerate(_first_gangs(gangs))
+            for place, gang in enumerate(nsmallest(_MAX_GANGS, gangs, key=Gang.rank))
         ]
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
@@ -283,11 +284,6 @@ class GangReservation:
         if headroom and placement.entries_exceeded_by(ledger.kinds, charges.sum_by_kind(ledger, uids), headroom):
             return []
         return [charges.holdings[uid] for uid in uids]
-
-
-def _first_gangs(gangs: Sequence[Gang]) -> list[Gang]:
-    """The first `_MAX_GANGS` gangs by rank. One namespace may have thousands of gangs, so they are not all sorted."""
-    return nsmallest(_MAX_GANGS, gangs, key=Gang.rank) if len(gangs) > _MAX_GANGS else sorted(gangs, key=Gang.rank)
 
 
 def _is_among(gang: Gang, gangs: Iterable[Gang]) -> bool:

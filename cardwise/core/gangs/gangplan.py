@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from cardwise.core.api import policies, quotas
+from cardwise.core.api import policies
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.api.policies import NodeFacts, Policy
@@ -36,7 +36,7 @@ from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
-from cardwise.core.placement.placement import Scorer
+from cardwise.core.placement.placement import Scorer, charges_by_kind
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 
@@ -606,8 +606,10 @@ class _Attempt:
                 queues[representative] = self._make_queue(member)
             if not self._place(queues[representative], member, headroom):
                 return Unplanned(member=member)
-            if headroom:
-                headroom = _subtract_charges(headroom, inputs.ledger, self._charges(member))
+            assignment = self._assignments.get(member.uid)
+            if headroom and assignment is not None:
+                charges = charges_by_kind(inputs.ledger, [(self._nodes[member.uid], assignment)])
+                headroom = _subtract_charges(headroom, inputs.ledger, charges)
         return Planned(nodes=self._nodes, assignments=self._assignments)
 
     def _make_queue(self, member: Member) -> _Queue | _RankedQueue:
@@ -642,16 +644,6 @@ class _Attempt:
         if assignment is not None:
             self._assignments[member.uid] = assignment
         self._used.add_member(node, member, assignment)
-
-    def _charges(self, member: Member) -> Mapping[int, Charge]:
-        """The charge of the member's cards to quotas, by kind of cards."""
-        charges: dict[int, Charge] = {}
-        assignment, state = self._assignments.get(member.uid), self._used.state(self._nodes[member.uid])
-        if assignment is not None and state is not None:
-            for use in assignment.card_uses():
-                kind = state.kind_of_share(use)
-                charges[kind] = charges.get(kind, NO_CHARGE).add(quotas.charge(use))
-        return charges
 
 
 def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Mapping[int, Charge]) -> list[Headroom]:

@@ -777,16 +777,22 @@ def test_preemption_leaves_a_gang_its_reservation():
     assert len(victims["n1"].uids) == 3
 
 
+def record_lock(monkeypatch, world, module, name):
+    """A list to which each call of this function of the module adds whether the state lock is held."""
+    held, function = [], getattr(module, name)
+
+    def record(*arguments):
+        held.append(world.state._lock._lock.locked())
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, record)
+    return held
+
+
 def test_what_the_reserved_cards_lack_is_not_computed_under_the_lock(monkeypatch):
     """A gang of 500 members of 8 cards has 4,000 reserved cards."""
-    world, held = World({"n1": 2}), []
-    missing_by_card = reservation._missing_by_card
-
-    def record(ledger, holdings):
-        held.append(world.state._lock._lock.locked())
-        return missing_by_card(ledger, holdings)
-
-    monkeypatch.setattr(reservation, "_missing_by_card", record)
+    world = World({"n1": 2})
+    held = record_lock(monkeypatch, world, reservation, "_missing_by_card")
     world.create(single("x", gpu_mem=P100))
     world.run(1)
     waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
@@ -798,14 +804,8 @@ def test_what_the_reserved_cards_lack_is_not_computed_under_the_lock(monkeypatch
 
 def test_charges_of_the_reserved_cards_are_not_summed_under_the_lock(monkeypatch):
     """A step compares the sums with each entry of a quota. They are summed again only after a card's kind changed."""
-    world, held = World({"n1": 2}), []
-    charges_by_kind = placement.charges_by_kind
-
-    def record(ledger, node_assignments):
-        held.append(world.state._lock._lock.locked())
-        return charges_by_kind(ledger, node_assignments)
-
-    monkeypatch.setattr(placement, "charges_by_kind", record)
+    world = World({"n1": 2})
+    held = record_lock(monkeypatch, world, placement, "charges_by_kind")
     world.state.set_quota(*as_quota({"memoryMiB": 3 * P100}, {"shares": 5, "model": "P100"}))
     world.create(single("x", gpu_mem=P100))
     world.run(1)
