@@ -187,7 +187,7 @@ class LocalHost:
         return "".join(character if character.isprintable() else "?" for character in name)
 
     def is_server(self, pid: int) -> bool:
-        return _is_program(PROC / str(pid), SERVER_PROGRAM)
+        return _is_program(_read_arguments(PROC / str(pid)), SERVER_PROGRAM)
 
 
 LOCAL = LocalHost()
@@ -254,21 +254,23 @@ def _find_processes(program: str) -> list[tuple[HostProcess, list[str], Mapping[
     for entry in PROC.iterdir():
         if not entry.name.isdigit():
             continue
-        if not _is_program(entry, program):
+        if not _is_program(_read_arguments(entry), program):
             continue
         pid = int(entry.name)
         start_time = _start_time(pid)
         # A tenant's process must not be ended, and does not count as a daemon.
         if start_time is not None and not cgroups.is_tenant_process(pid):
-            arguments, environment = _read_arguments(entry), _read_environment(pid)
-            # The environment of a process that has ended meanwhile is empty, as that of a daemon which serves all GPUs.
-            if _is_program(entry, program):
+            environment = _read_environment(pid)
+            # Read after the environment: of a process that has ended meanwhile both are empty, and an empty environment
+            # is also that of a daemon which serves all GPUs.
+            arguments = _read_arguments(entry)
+            if _is_program(arguments, program):
                 processes.append((_FoundProcess(pid, start_time), arguments, environment))
     return processes
 
 
-def _is_program(entry: Path, program: str) -> bool:
-    return any(Path(argument).name == program for argument in _read_arguments(entry)[:_PROGRAM_ARGUMENTS])
+def _is_program(arguments: Sequence[str], program: str) -> bool:
+    return any(Path(argument).name == program for argument in arguments[:_PROGRAM_ARGUMENTS])
 
 
 def _read_arguments(entry: Path) -> list[str]:
