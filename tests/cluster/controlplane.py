@@ -24,7 +24,8 @@ CONTROLLERS = "kube-controller-manager"
 SCHEDULER = "kube-scheduler"
 SERVICES = "10.96.0.0/16"  # of Services; kube-proxy routes it, where there is one
 # Controllers of volumes, certificates, autoscaling and type checks, which no test and no scene of the demo has. Each
-# watches kinds of its own and asks for a token, so it costs every start.
+# watches kinds of its own and asks for a token, so it costs every start. That of ResourceClaims runs: it reserves,
+# deallocates and deletes claims of pods.
 _UNUSED = (
     "certificatesigningrequest-approving",
     "certificatesigningrequest-cleaner",
@@ -38,7 +39,6 @@ _UNUSED = (
     "persistentvolume-expander",
     "persistentvolume-protection",
     "persistentvolumeclaim-protection",
-    "resourceclaim",
     "service-cidr",
     "ttl",
     "validatingadmissionpolicy-status",
