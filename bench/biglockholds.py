@@ -169,7 +169,7 @@ def _nominate(policy: str = "", *, new_constraints: bool = False, full: bool = F
                 manifest["spec"]["affinity"] = {"nodeAffinity": node_affinity}
         records = _add_pods(state, manifests)
         for record in records:
-            nominee = state.nominator.nominate_next()[1]
+            nominee = state.nominator.nominate_next_pod().nominee
             if nominee is None or nominee.pod.uid != record.uid:
                 raise RuntimeError(f"nominated {nominee}, not {record.uid}")
             # Only sets the fake clock: there is a pause after an expensive nomination.

@@ -53,6 +53,17 @@ _SCORED_SECONDS: Final = 1.0
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
 
+class ChangedNodes(NamedTuple):
+    """The names of changed nodes. The state adds names to both sets; the reader clears the sets under the lock.
+
+    cards: nodes with changed cards.
+    loads: nodes with changed cpu, memory or pods.
+    """
+
+    cards: set[str]
+    loads: set[str]
+
+
 class OvercommittedNode(NamedTuple):
     """The overcommitted cards of a node, and the pods on its cards.
 
@@ -133,14 +144,10 @@ class State:
             self._cache.sync_cards()
             return self._cache.snapshot()
 
-    def watch_nodes(self) -> tuple[set[str], set[str]]:
-        """Two sets of changed nodes, initially all nodes: nodes with changed cards; nodes with changed cpu, memory or
-        pods.
-
-        The state adds nodes to the sets; the caller clears them under the lock.
-        """
+    def watch_nodes(self) -> ChangedNodes:
+        """Begin to record changed nodes. Initially, all nodes are recorded as changed."""
         with self._lock:
-            return self._ledger.watch(), self._loads.watch()
+            return ChangedNodes(self._ledger.watch(), self._loads.watch())
 
     @contextmanager
     def queue(self) -> Iterator[SchedulingQueue]:

@@ -242,7 +242,7 @@ def main(
     directory = tls_dir if tls_dir is not None and not external else _make_scratch_folder()
     if tls_dir is not None and external:
         bundle.keep_others = True
-        certificates: tls.CertificateChecks = tls.ExternalCertificates(
+        certificates: tls.CertificateManager = tls.ExternalCertificates(
             tls_dir, directory, on_bundle=bundle.set_bundle, is_published=bundle.asserted.is_set
         )
     else:
@@ -290,7 +290,7 @@ class _Process:
         *,
         headroom: MiB | None,
         health_settings: HealthSettings,
-        certificates: tls.CertificateChecks,
+        certificates: tls.CertificateManager,
         bundle: CaBundle,
     ) -> None:
         self._settings = settings
@@ -338,7 +338,7 @@ def _start_certificates(
     hosts: tuple[str, ...],
     bind: HostPort,
     bundle: CaBundle,
-) -> tls.CertificateChecks:
+) -> tls.CertificateManager:
     """Make and renew the certificates."""
     if in_secret:
         store: tls.CertStore = tls.SecretStore(client, namespace, names.WEBHOOK_TLS)

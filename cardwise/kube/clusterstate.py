@@ -301,7 +301,7 @@ def _add_unknown_holders(cluster_state: ClusterState) -> None:
                 known_shares.setdefault(node.cards[position].uuid, []).append(share)
             elif share.uuid:
                 known_shares.setdefault(share.uuid, []).append(share)  # even if another node has the card now
-        held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
+        held_uuids |= {device.uuid for device in holding.assignment.non_gpu_devices()}
     for resource in cluster_state.resources:
         spec, allocated = resource.spec, resource.status.allocated or _NOTHING_ALLOCATED
         if extendedresources.is_other_device(resource):

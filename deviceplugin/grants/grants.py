@@ -113,7 +113,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
             container=container,
             pod_shares=tuple(assignment.shares()),
             pod_keys=tuple(key for key, held in assignment.containers.items() for _ in held),
-            pod_devices=tuple(GrantedDevice.from_share(share) for share in assignment.device_shares()),
+            pod_devices=tuple(GrantedDevice.from_share(share) for share in assignment.non_gpu_devices()),
             pod_device_keys=tuple(key for key, held in assignment.devices.items() for _ in held),
         )
 

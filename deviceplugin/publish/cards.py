@@ -21,7 +21,7 @@ from cardwise.kube.objects.extendedresources import ContainerShare, ExtendedReso
 from deviceplugin.grants.access import Access
 from deviceplugin.sources.pods import NodePod
 
-CAPACITY_RESOURCES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
+CAPACITY_RESOURCES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.FILTER_CALL_RESOURCE)
 _UNLIMITED_PODS = 1_000_000  # a capacity without effect: more pods than a node can have
 
 _MISSING_CARD = Health(
@@ -96,7 +96,11 @@ def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     kube-scheduler ignores the marker when it places a pod. But when a node's capacity grows, kube-scheduler activates a
     parked pod only if that node has all resources that the pod requests, and this check includes the marker.
     """
-    return {names.PLACE_MARKER: str(_UNLIMITED_PODS)} if any(spec["kind"] != classes.GPU_KIND for spec in specs) else {}
+    return (
+        {names.FILTER_CALL_RESOURCE: str(_UNLIMITED_PODS)}
+        if any(spec["kind"] != classes.GPU_KIND for spec in specs)
+        else {}
+    )
 
 
 def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) -> dict[str, str]:

@@ -97,14 +97,16 @@ class Inventory:
         if card_before is None or (card_before.card, card_before.labels) != (card.card, card.labels):
             self._changed.add(card.node)
         same = card_before is not None and card_before.card == card.card
-        reported, withdrawn = self._node_reports.replace_report(
+        share_changes = self._node_reports.replace_report(
             name, card.node, card_before.reported_shares if card_before is not None else (), card.reported_shares
         )
         terminating_before = card_before.status.terminating if card_before is not None else ()
         self._recorded_terminating.replace_report(name, card.node, terminating_before, card.status.terminating)
         # If the card was replaced, or has another size, all its shares are counted again.
-        updated = reported if same else {ShareReport(share.uid, card.node) for share in card.reported_shares}
-        return CardUpdate({*former, *updated}, withdrawn, problem)
+        updated = (
+            share_changes.changed if same else {ShareReport(share.uid, card.node) for share in card.reported_shares}
+        )
+        return CardUpdate({*former, *updated}, share_changes.withdrawn, problem)
 
     def remove_card(self, name: str) -> Collection[ShareReport]:
         """Remove the card. Returns the shares that it had reported."""
@@ -113,7 +115,7 @@ class Inventory:
             return ()
         self._forget_card(name)
         self._recorded_terminating.replace_report(name, card.node, card.status.terminating, ())
-        return self._node_reports.replace_report(name, card.node, card.reported_shares, ())[1]
+        return self._node_reports.replace_report(name, card.node, card.reported_shares, ()).withdrawn
 
     def has_card(self, name: str) -> bool:
         """Whether the watch has shown the card."""
@@ -240,6 +242,17 @@ class Inventory:
         self._changed.add(node)
 
 
+class _ShareChanges(NamedTuple):
+    """The differences between two reports of a card.
+
+    changed: the shares that are new or changed.
+    withdrawn: the shares that are no longer reported.
+    """
+
+    changed: Collection[ShareReport]
+    withdrawn: Collection[ShareReport]
+
+
 class _ShareReports:
     """The reported shares, by pod. Replacing a report takes time in proportion to the report, not to the table."""
 
@@ -252,8 +265,8 @@ class _ShareReports:
 
     def replace_report(
         self, name: str, node: str, shares_before: Iterable[ContainerShare], shares_now: Iterable[ContainerShare]
-    ) -> tuple[Collection[ShareReport], Collection[ShareReport]]:
-        """Replace the shares that the card reports. Returns the new or changed shares, and the removed shares."""
+    ) -> _ShareChanges:
+        """Replace the shares that the card reports."""
         former, current = _group_by_uid(shares_before), _group_by_uid(shares_now)
         changed = {uid: entries for uid, entries in current.items() if former.get(uid) != entries}
         for uid, entries in changed.items():
@@ -266,7 +279,10 @@ class _ShareReports:
                 del nodes[node]
             if not nodes:
                 del self.by_uid[uid]
-        return {ShareReport(uid, node) for uid in changed}, {ShareReport(uid, node) for uid in withdrawn}
+        return _ShareChanges(
+            changed={ShareReport(uid, node) for uid in changed},
+            withdrawn={ShareReport(uid, node) for uid in withdrawn},
+        )
 
 
 def _group_by_uid(shares: Iterable[ContainerShare]) -> dict[str, list[ContainerShare]]:

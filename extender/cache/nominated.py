@@ -316,7 +316,7 @@ class NominatedPods:
         state = node_state.copy_with(nominated.holding for nominated in reserved)
         own_holding = self._cluster.ledger.holding(uid)
         if own_holding is not None and own_holding.node == node:
-            state.add(own_holding.assignment, own_holding.mps_client, -1)
+            state.apply_assignment(own_holding.assignment, own_holding.mps_client, -1)
         return state
 
     def _residents(

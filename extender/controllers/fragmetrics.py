@@ -16,7 +16,7 @@ from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.ledger import Ledger
 from extender.cache.clusterview import ClusterView
 from extender.cache.pacing import Pace
-from extender.state import State
+from extender.state import ChangedNodes, State
 
 if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Fragments
@@ -40,7 +40,7 @@ class FragMetrics(Collector):
         self._request_sizes: dict[RequestSize, float] = {}
         self._is_learned = False  # whether the requests of arriving pods are used
         self._fragments: Fragments | None = None
-        self._changed: tuple[set[str], set[str]] = set(), set()
+        self._changed = ChangedNodes(set(), set())
         self._metrics: tuple[Metric, ...] = ()
 
     def describe(self) -> Iterator[Metric]:
@@ -72,9 +72,9 @@ class FragMetrics(Collector):
     def _update_changed(self, fragments: "Fragments") -> ClusterView:
         """Compute the fragmentation of the changed nodes again. Returns the snapshot on which it was computed."""
         with self._state.view():
-            names = sorted(set().union(*self._changed))
-            for changed in self._changed:
-                changed.clear()
+            names = sorted(self._changed.cards | self._changed.loads)
+            self._changed.cards.clear()
+            self._changed.loads.clear()
         cluster, pace = self._state.snapshot(), Pace(self._clock)  # a later change is added to the sets again
         for name in names:
             fragments.set_node(name, cluster.ledger.node(name), cluster.loads.free_load(name))

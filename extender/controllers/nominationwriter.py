@@ -76,11 +76,11 @@ class NominationWriter:
         for _ in range(_MAX_PODS_PER_STEP):
             if not self._write_rate.allows_write(self._clock.now(), _MAX_WRITES_PER_SECOND):
                 return
-            has_more, nominee = self._nominator.nominate_next(resting)
-            if nominee is not None:
+            attempt = self._nominator.nominate_next_pod(resting)
+            if attempt.nominee is not None:
                 self._write_rate.record_write()
-                self._thread_pool().submit(_log_errors, self.write_nomination, nominee)
-            if not has_more:
+                self._thread_pool().submit(_log_errors, self.write_nomination, attempt.nominee)
+            if not attempt.has_more:
                 return
 
     def stop(self) -> None:

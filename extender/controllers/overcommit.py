@@ -156,7 +156,7 @@ class OvercommitController:
 
 
 def _amounts_by_uuid(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
-    amounts = {device.uuid: 1 for device in assigned.device_shares()}
+    amounts = {device.uuid: 1 for device in assigned.non_gpu_devices()}
     for share in assigned.shares():
         if uuid := share.resolve_uuid(uuid_of):
             amounts[uuid] = amounts.get(uuid, 0) + share.mem

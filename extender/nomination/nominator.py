@@ -97,6 +97,17 @@ class Nominee(NamedTuple):
     node: str
 
 
+class NominationAttempt(NamedTuple):
+    """The result of `nominate_next_pod`.
+
+    has_more: whether to call it again at once, since more pods may be nominated.
+    nominee: the nominated pod with its node; None if no pod was nominated.
+    """
+
+    has_more: bool
+    nominee: Nominee | None
+
+
 class _NodeSearch(NamedTuple):
     """A search for nodes that admit the pod and have the cpu, memory and slots for it. It runs without the lock.
 
@@ -277,23 +288,21 @@ class Nominator:
 
     # For the writer of nominations, from its thread.
 
-    def nominate_next(self, paused: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
+    def nominate_next_pod(self, paused: frozenset[str] = frozenset()) -> NominationAttempt:
         """Nominate the next pod.
 
         paused: namespaces whose pods are not nominated now.
-
-        Returns whether to call again at once, and the nominated pod with its node; None if no pod was nominated.
         """
         update_index(self._lock, self._cache, self._clock)
         with self._lock:
             if not self._is_active() or self._reservations.count_rows(Phase.NOMINATED) >= MAX_NOMINATED:
-                return False, None
+                return NominationAttempt(False, None)
             pod = self._queue.pop_nominatable(self._schedulers, paused)
             if pod is None:
-                return False, None
+                return NominationAttempt(False, None)
             if not self._queue.may_place(pod.request.priority):
                 self._queue.retry_nomination(pod.uid)  # all other pods come later in the queue, so end here
-                return False, None
+                return NominationAttempt(False, None)
             began = self._clock.cpu()
             outcome = self._nominate(pod)
         if isinstance(outcome, _NodeSearch):
@@ -301,7 +310,7 @@ class Nominator:
         seconds = self._clock.cpu() - began
         if outcome is None or seconds > _EXPENSIVE_SECONDS:
             self._not_before = self._clock.now() + pause_seconds(seconds)
-        return True, outcome
+        return NominationAttempt(True, outcome)
 
     def take_stale_nominees(self) -> list[Nominee]:
         """The pods whose statuses name a node on which nothing is reserved for them. Each pod is returned once.

@@ -144,7 +144,7 @@ def _allocations_by_uuid(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) 
             allocation.whole |= share.whole
             allocation.pods += uuid not in counted_devices
             counted_devices.add(uuid)
-        for device in holding.assignment.device_shares():
+        for device in holding.assignment.non_gpu_devices():
             if not ledger.counts_on(node, holding, device.uuid):
                 continue
             allocation = allocations[device.uuid]

@@ -106,7 +106,7 @@ def test_a_step_of_argo_asks_for_a_share() -> None:
 def test_kueue_leaves_out_our_marks_and_covers_what_is_counted() -> None:
     text = next(text for page, text in blocks() if page == "kueue" and owner(text) == "kueue")
     left_out = yaml.safe_load(text)["resources"]["excludeResourcePrefixes"]
-    assert set(left_out) == {names.SHARE, names.PLACE_MARKER, names.BIND_MARKER, names.GPU_CORE}
+    assert set(left_out) == {names.SHARE, names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE, names.GPU_CORE}
     (queue,) = (manifest for _, manifest in MANIFESTS if manifest["kind"] == "ClusterQueue")
     (group,) = queue["spec"]["resourceGroups"]
     assert {resource["name"] for resource in group["flavors"][0]["resources"]} == set(group["coveredResources"])

@@ -54,7 +54,7 @@ def member(
     """The manifest of a member after the webhook; without resources it requests no card."""
     main = container(**({"share": 1} | resources if resources else {}))
     if not resources:
-        main["resources"]["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
+        main["resources"]["limits"] = {names.FILTER_CALL_RESOURCE: "1", names.BIND_CALL_RESOURCE: "1"}
     main["resources"]["requests"] = {"cpu": cpu, "memory": "1Gi"}
     group_annotations = {names.GROUP_NAME: gang} | ({names.GROUP_NUM: str(minimum)} if minimum is not None else {})
     spec = {"containers": [main], "priority": priority} | ({"nodeSelector": selector} if selector else {})

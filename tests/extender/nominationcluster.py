@@ -89,7 +89,7 @@ class World:
         nominated = {}
         again = True
         while again:
-            again, nominee = self.state.nominator.nominate_next()
+            again, nominee = self.state.nominator.nominate_next_pod()
             if nominee is not None:
                 nominated[nominee.pod.name] = nominee.node
             self.clock.advance(0.6)  # past every pause

@@ -67,7 +67,7 @@ def bound(assigned, name, *containers, phase="Running", deleting=False):
 
 
 def held_devices(placed):
-    return [share.uuid for share in placed.assignment.device_shares()]
+    return [share.uuid for share in placed.assignment.non_gpu_devices()]
 
 
 def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(world, clock):

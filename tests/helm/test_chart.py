@@ -60,7 +60,9 @@ def test_a_marker_is_no_share(render: Render) -> None:
     ):
         policy = text(get_object(render(), "ValidatingAdmissionPolicy", name)).replace("''", "'").replace("\\n", " ")
         compact = re.sub(r"\s+", " ", policy.replace("\\", ""))
-        place, bind = (f"amounts.split('\"{name}\":').size()" for name in (names.PLACE_MARKER, names.BIND_MARKER))
+        place, bind = (
+            f"amounts.split('\"{name}\":').size()" for name in (names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
+        )
         assert f"amounts.split('\"{names.GROUP}/').size() > {place} + {bind} - 1" in compact
 
 

@@ -75,7 +75,7 @@ def test_deleted_pod_is_one_holding_of_card_and_device():
     on_card["status"]["reported"] = held
     api = lists(extendedresources=[on_card, device("n1", 0, reported=[held[0] | {"memoryMiB": 0}])], pods=[])
     (gone,) = clusterstate.read_cluster_state(api.kube).ledger.holdings()
-    assert (gone.assignment.mem, [share.uuid for share in gone.assignment.device_shares()]) == (64, ["rdma-n1-0"])
+    assert (gone.assignment.mem, [share.uuid for share in gone.assignment.non_gpu_devices()]) == (64, ["rdma-n1-0"])
 
 
 def test_holding_under_a_former_node_name_counts_once():

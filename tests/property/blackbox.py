@@ -330,7 +330,7 @@ class World:
                 metadata["annotations"][names.GROUP_NUM] = str(minimum)
             spec["schedulingGates"] = [{"name": names.GANG}]
             if not amounts:
-                limits["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
+                limits["limits"] = {names.FILTER_CALL_RESOURCE: "1", names.BIND_CALL_RESOURCE: "1"}
         if split > 1:
             metadata["annotations"][names.GPU_COUNTS] = f"main={split}"
         if mps:

@@ -146,7 +146,7 @@ class DeviceMachine(RuleBasedStateMachine):
     def pod_was_bound_before(self, node, numbers):
         """Add a pod that was bound before. Its devices may be unknown yet. No two pods have the same device."""
         shares = tuple(AssignedDevice("a", device(i, node=node).uuid) for i in sorted(numbers))
-        others = {share.uuid for h in self.held.values() for share in h.assignment.device_shares()}
+        others = {share.uuid for h in self.held.values() for share in h.assignment.non_gpu_devices()}
         if others.isdisjoint(share.uuid for share in shares):
             self.next_uid += 1
             uid = f"u{self.next_uid}"
@@ -183,7 +183,7 @@ class DeviceMachine(RuleBasedStateMachine):
         assert self.picture(self.ledger) == self.picture(anew)
         for node in NODES:
             uuids = sorted(
-                share.uuid for h in self.held.values() if h.node == node for share in h.assignment.device_shares()
+                share.uuid for h in self.held.values() if h.node == node for share in h.assignment.non_gpu_devices()
             )
             state = self.ledger.node(node)
             assert sorted(state.device_holds if state is not None else ()) == uuids, (

@@ -186,7 +186,7 @@ class MovedCards(RuleBasedStateMachine):
         for node in self.ledger.nodes():
             expected = {}
             for holding in self.held.values():
-                for device in holding.assignment.device_shares():
+                for device in holding.assignment.non_gpu_devices():
                     on_nodes = [name for name in NODES if device.uuid in self.devices[name]] or [holding.node]
                     if node.name in on_nodes:
                         expected[device.uuid] = expected.get(device.uuid, 0) + 1

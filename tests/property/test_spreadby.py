@@ -72,7 +72,7 @@ class World(Ahead):
             self.check_choice(name, answer.node_names[0])
 
     def nominate(self) -> None:
-        _, nominee = self.state.nominator.nominate_next()
+        nominee = self.state.nominator.nominate_next_pod().nominee
         if nominee is not None:
             self.check_choice(nominee.pod.name, nominee.node)
         self.clock.advance(0.6)

@@ -13,7 +13,7 @@ _AMOUNTS = {
     names.GPU_CORE: st.sampled_from(["20", "60"]),
     names.WHOLE_GPU: st.sampled_from(["1", "2"]),
     names.SHARE: st.sampled_from(["1", "5"]),
-    names.PLACE_MARKER: st.sampled_from(["0", "1"]),
+    names.FILTER_CALL_RESOURCE: st.sampled_from(["0", "1"]),
     "cpu": st.just("1"),
     "k80": st.sampled_from(["1", "2", "0"]),
     f"{names.CLASS_PREFIX}k80": st.sampled_from(["1", "2"]),
@@ -67,7 +67,7 @@ _DEVICES = st.one_of(
     _NOTHING, _NOTHING, _strategy_of("rdma", f"{names.CLASS_PREFIX}rdma"), _some(f"{names.CLASS_PREFIX}fpga"),
 )  # fmt: skip
 # Realistic values, mixed with random ones, most of which are refused.
-_MEANT = _all_of(_CARDS, _DEVICES, _some(names.SHARE, names.PLACE_MARKER, "cpu"))
+_MEANT = _all_of(_CARDS, _DEVICES, _some(names.SHARE, names.FILTER_CALL_RESOURCE, "cpu"))
 _LIMITS = st.integers(0, 7).flatmap(lambda drawn: _MEANT if drawn else st.fixed_dictionaries({}, optional=_AMOUNTS))
 _REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.IDX, "mine"]
 _ENV_NAMES = [

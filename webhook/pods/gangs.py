@@ -106,7 +106,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     if pod.gang is None:
         return
     if pod.request is None and not resources.is_marked(pod.containers):
-        problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing"
+        problem = f"{names.FILTER_CALL_RESOURCE} and {names.BIND_CALL_RESOURCE} are missing"
         raise changed_later_error("spec.containers[0].resources.limits", problem)
     gangs.queue_priority(pod.annotations)
     pod.warnings += (*_warn_differences(pod.manifest), *_warn_missing_number(pod.manifest, pod.gang))

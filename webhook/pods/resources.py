@@ -23,8 +23,8 @@ from webhook.templates.containers import amount_lists
 from webhook.templates.spellings import format_count
 
 # Resources of Cardwise in limits and requests that users must not write.
-INTERNAL_RESOURCES: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
-_MARKER_RESOURCES: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+INTERNAL_RESOURCES: Final = (names.SHARE, names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
+_MARKER_RESOURCES: Final = (names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
 # If the user sets one of these variables for JAX, it stays. With envFrom the webhook cannot see whether the user has
 # set one, so the webhook sets none.
 _XLA_FRACTION_VARIABLES = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
@@ -125,7 +125,7 @@ def _split_request(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str
         devices.setdefault(device.key, {})[names.CLASS_PREFIX + device.resource_class] = device.count
     cards = {container.key: container for container in pod_request.containers}
     # A requested card makes kube-scheduler call filter; the slot, which devices have too, makes it call bind.
-    markers = {} if pod_request.containers else {pod_request.devices[0].key: (names.PLACE_MARKER,)}
+    markers = {} if pod_request.containers else {pod_request.devices[0].key: (names.FILTER_CALL_RESOURCE,)}
     keys = dict.fromkeys((*cards, *devices))
     return {key: _ContainerPart(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
 

@@ -166,6 +166,7 @@ def _node_label_suffix(selector: Mapping[str, str], unmatched: Collection[str], 
             continue
         if suggested_name := lookalikes.suggest_node_label(key, label_value, label_values):
             return f"; did you mean {suggested_name}?"
-        if key not in label_values and (label := lookalikes.suggest_card_label(key) or key) in lookalikes.CARD_LABELS:
+        label = lookalikes.suggest_card_label(key) or key
+        if key not in label_values and label in lookalikes.CARD_LABEL_KEYS:
             return f"; nodes have no label {label}: to choose a GPU by its {label}, request a ResourceClass"
     return ""

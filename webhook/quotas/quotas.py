@@ -24,7 +24,7 @@ from webhook.templates import records
 from webhook.templates.spellings import NameTranslator, counted_resource, format_count, warn_unknown_classes
 
 _QUOTA_KEYS = (names.GPU_MEM, f"requests.{names.GPU_MEM}", f"limits.{names.GPU_MEM}")
-_MARKER_RESOURCES = (names.PLACE_MARKER, names.BIND_MARKER)
+_MARKER_RESOURCES = (names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
 _HARD_FIELD = "spec.hard"
 _MAX_COMPARED = 8  # maximum number of bare names that get a suggestion, since each is compared with all known names
 _DEFAULT_FIELDS = ("default", "defaultRequest")

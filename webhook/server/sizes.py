@@ -43,7 +43,7 @@ _ADDED_CONTAINERS: Final = 1  # the share agent
 _ADDED_RESOURCE_NAMES: Final = 8
 _ADDED_ANNOTATION_BYTES: Final = 16 * 1024
 _ADDED_ENTRIES: Final = 32  # entries of a list or map of the pod, and of a list of each container
-_INTERNAL_RESOURCES: Final = (names.SHARE, names.PLACE_MARKER, names.BIND_MARKER)
+_INTERNAL_RESOURCES: Final = (names.SHARE, names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
 _INTERNAL_KEYS: Final = tuple(f'"{name}"'.encode() for name in _INTERNAL_RESOURCES)
 MAX_SPEC_ENTRIES: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
 

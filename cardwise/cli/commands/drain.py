@@ -205,7 +205,7 @@ class Drain:
         on_card = any(
             share.uuid == uuid or (not share.uuid and share.index == index) for share in pod_assignment.shares()
         )
-        return on_card or any(device.uuid == uuid for device in pod_assignment.device_shares())
+        return on_card or any(device.uuid == uuid for device in pod_assignment.non_gpu_devices())
 
     def _list_terminating_pods(self, present_uids: set[str]) -> list[str]:
         """List deleted pods whose containers still run on the card."""

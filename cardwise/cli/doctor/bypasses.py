@@ -144,7 +144,7 @@ def _requested_resources(container: Json) -> dict[str, str]:
 
 
 def _is_own_resource(name: str) -> bool:
-    markers = (names.PLACE_MARKER, names.BIND_MARKER)
+    markers = (names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
     requested = name in (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE)
     return (requested or name.startswith(names.CLASS_PREFIX)) and name not in markers
 

@@ -15,14 +15,14 @@ from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 
-_FILTERED_RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU, names.PLACE_MARKER)
-_BOUND_RESOURCES: Final = (names.SHARE, names.BIND_MARKER)
+_FILTERED_RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU, names.FILTER_CALL_RESOURCE)
+_BOUND_RESOURCES: Final = (names.SHARE, names.BIND_CALL_RESOURCE)
 _MAX_LISTED: Final = 3  # maximum number of pods named in one line
 _STRANDED_SELECTOR: Final = f"spec.schedulerName={names.SCHEDULER},{PENDING_SELECTOR}"
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
 # The option with the configuration file in kube-scheduler's command line.
 _CONFIG_FLAG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")
-_MARKER_RESOURCES: Final = (names.PLACE_MARKER, names.BIND_MARKER)
+_MARKER_RESOURCES: Final = (names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
 
 
 def check_stranded_pods(facts: Facts) -> Iterator[Finding]:

@@ -171,14 +171,14 @@ class Assignment:
             object.__setattr__(self, "_card_demands", (container_requests, demands))
         return demands
 
-    def device_shares(self) -> list[AssignedDevice]:
+    def non_gpu_devices(self) -> list[AssignedDevice]:
         """All devices other than GPUs, container by container."""
         return [share for shares in self.devices.values() for share in shares]
 
     def uuids(self) -> set[str]:
         """The UUIDs of the pod's cards and devices; empty for gpushare's pods."""
         cards = {share.uuid for share in self.shares() if share.uuid}
-        return cards.union(share.uuid for share in self.device_shares())
+        return cards.union(share.uuid for share in self.non_gpu_devices())
 
     def excess_over(self, other: "Assignment") -> "Assignment | None":
         """The part of this assignment that exceeds `other`, by card and device; None if nothing does.
@@ -208,7 +208,7 @@ class Assignment:
                     excess_share = replace(share, mem=mem, core=core, whole=False)
                     excess[share.uuid] = _Excess(MiB(0), Percent(0), count - 1)
                 containers[key] = (*containers.get(key, ()), excess_share)
-        known = {share.uuid for share in other.device_shares()}
+        known = {share.uuid for share in other.non_gpu_devices()}
         devices = {
             key: tuple(share for share in shares_of_key if share.uuid not in known)
             for key, shares_of_key in self.devices.items()

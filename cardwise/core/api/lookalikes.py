@@ -77,7 +77,7 @@ _SUGGESTED_NAMES: Final[Mapping[str, str]] = {_CORE_RESOURCE_START: names.GPU_CO
 # the webhook for objects with such a resource.
 _GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
 # The keys of the labels that every card has, for selectors (`classes.labels`).
-CARD_LABELS: Final = (
+CARD_LABEL_KEYS: Final = (
     "model", "memory", "node", "hostname", "index", "uuid", "kind",
     "driver", "clock", "architecture", "computecapability",
 )  # fmt: skip
@@ -130,10 +130,10 @@ def suggest_class(name: str, class_names: Iterable[str]) -> str | None:
 
 
 def suggest_card_label(key: str) -> str | None:
-    """The key of `CARD_LABELS` that an unknown key of a selector probably means; None for none."""
-    if key in CARD_LABELS or len(key) > _MAX_COMPARED_LENGTH:
+    """The key of `CARD_LABEL_KEYS` that an unknown key of a selector probably means; None for none."""
+    if key in CARD_LABEL_KEYS or len(key) > _MAX_COMPARED_LENGTH:
         return None
-    return _choose_nearest(CARD_LABELS, max(1, len(key) // _LENGTH_PER_EDIT), partial(_edit_distance, key))
+    return _choose_nearest(CARD_LABEL_KEYS, max(1, len(key) // _LENGTH_PER_EDIT), partial(_edit_distance, key))
 
 
 def suggest_annotation(key: str) -> str | None:

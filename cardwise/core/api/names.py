@@ -21,13 +21,13 @@ GPU_CORE: Final = "aliyun.com/gpu-core.percentage"  # percent of one card's SMs
 WHOLE_GPU: Final = "cardwise.dev/gpu"  # whole cards; the webhook writes all requests of whole cards with this name
 SHARE: Final = "cardwise.dev/share"  # the resource of Cardwise's device plugin: one slot per container; not for users
 # In a pod without a GPU request: kube-scheduler calls the extender's filter for the pod. Nodes with devices offer it.
-PLACE_MARKER: Final = "cardwise.dev/place"
+FILTER_CALL_RESOURCE: Final = "cardwise.dev/place"
 # In a pod without a GPU request and without a slot: kube-scheduler lets the extender bind the pod. No node offers it.
-BIND_MARKER: Final = "cardwise.dev/bind"
+BIND_CALL_RESOURCE: Final = "cardwise.dev/bind"
 NVIDIA_GPU: Final = "nvidia.com/gpu"  # the resource of NVIDIA's device plugin; Cardwise's only with the setting `take`
 CLASS_PREFIX: Final = f"{GROUP}/"  # with the name of a ResourceClass: the resource of the class
 # the resources of Cardwise's domain that are not classes
-OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, PLACE_MARKER, BIND_MARKER)
+OWN_RESOURCES: Final = (WHOLE_GPU, SHARE, FILTER_CALL_RESOURCE, BIND_CALL_RESOURCE)
 REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # the resources that users may request
 
 # The characters of a pod's UID. The API server writes UUIDs; the kubelet writes 32 hexadecimal digits for a static pod,

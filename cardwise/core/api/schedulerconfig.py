@@ -47,7 +47,7 @@ def extender_stanzas(
         "managedResources": [
             {"name": names.GPU_MEM, "ignoredByScheduler": False},
             {"name": names.WHOLE_GPU, "ignoredByScheduler": False},
-            {"name": names.PLACE_MARKER, "ignoredByScheduler": True},
+            {"name": names.FILTER_CALL_RESOURCE, "ignoredByScheduler": True},
         ],
     }
     slow = common_fields() | {
@@ -56,7 +56,7 @@ def extender_stanzas(
         "httpTimeout": BIND_TIMEOUT,
         "managedResources": [
             {"name": names.SHARE, "ignoredByScheduler": False},
-            {"name": names.BIND_MARKER, "ignoredByScheduler": True},
+            {"name": names.BIND_CALL_RESOURCE, "ignoredByScheduler": True},
         ],
     }
     return [fast, slow]

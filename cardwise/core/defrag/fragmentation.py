@@ -105,7 +105,7 @@ class Fragments:
         self._cards: dict[str, list[_Card]] = {}  # by node
         self._of_kinds: dict[int, list[int]] = {}  # by kind of card: total, used and free MiB
         self._useful: Floats = np.zeros((0, 1))  # MiB that are not fragments, by slot of the table and card position
-        self._read = 0  # the number of changes in the table's log that `_useful` contains
+        self._counted_changes = 0  # the number of the table's changes that `_useful` contains
         self.set_expected_pods(pods)
 
     def set_expected_pods(self, pods: Sequence[WeightedShape]) -> None:
@@ -165,8 +165,8 @@ class Fragments:
 
     def _refresh(self) -> None:
         table = self._table
-        changed = table.changed_since(self._read)
-        self._read = table.log_position
+        changed = table.changed_since(self._counted_changes)
+        self._counted_changes = table.change_count
         if self._stale or changed is None or self._useful.shape != table.lines.free.shape:
             self._useful = self._measure.useful_mib(table.lines)
             self._stale = False

@@ -584,7 +584,9 @@ class _PlannedNodes:
             if state_before is None:
                 raise AssertionError(node)  # the node was just searched for cards
             state = self._states[node] = state_before.copy()
-        state.add(assignment, member.request.mps_client if member.request is not None else COMMON_CLIENT, 1)
+        state.apply_assignment(
+            assignment, member.request.mps_client if member.request is not None else COMMON_CLIENT, 1
+        )
 
 
 class _Attempt:

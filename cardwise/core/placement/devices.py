@@ -46,7 +46,7 @@ def is_valid_grant(granted: Assignment, devices: Sequence[Device], hold_counts: 
     hold_counts: by UUID, how many pods hold a device, including the pod of this assignment.
     """
     devices_by_uuid = {device.uuid: device for device in devices}
-    for share in granted.device_shares():
+    for share in granted.non_gpu_devices():
         device = devices_by_uuid.get(share.uuid)
         if device is None or not device.accepts_pods or share.resource_class not in device.classes:
             return False

@@ -165,7 +165,7 @@ class Ledger:
         nodes = {holding.node}
         for use in holding.assignment.card_uses():
             nodes.update(self._cards.nodes(use.uuid))
-        for device in holding.assignment.device_shares():
+        for device in holding.assignment.non_gpu_devices():
             nodes.update(self._devices.nodes(device.uuid))
         return nodes
 
@@ -417,11 +417,11 @@ class Ledger:
         for use in holding.assignment.card_uses():
             homes = self._cards.nodes(use.uuid)
             if not homes or homes == own.own_name:
-                kind = own.count_use(use, sign, holding.mps_client)
+                kind = own.apply_card_use(use, sign, holding.mps_client)
             else:
                 kind = self.kind_of_share(own.name, use)
                 for name in homes:
-                    self._own(name).count_use(use, sign, holding.mps_client)
+                    self._own(name).apply_card_use(use, sign, holding.mps_client)
             if homes != own.own_name:
                 self._count_elsewhere(self._cards, own, holding.uid, use.uuid, sign)
             if not holding.charged:
@@ -439,10 +439,10 @@ class Ledger:
     def _count_devices(self, holding: Holding, sign: int) -> None:
         """Add (sign 1) or remove (sign -1) the holding's devices other than GPUs."""
         own = self._nodes[holding.node]
-        for device in holding.assignment.device_shares():
+        for device in holding.assignment.non_gpu_devices():
             homes = self._devices.nodes(device.uuid)
             for name in homes or own.own_name:
-                self._own(name).count_device(device.uuid, sign)
+                self._own(name).apply_device_hold(device.uuid, sign)
             if homes != own.own_name:
                 self._count_elsewhere(self._devices, own, holding.uid, device.uuid, sign)
 

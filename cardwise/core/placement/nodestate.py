@@ -139,7 +139,7 @@ class NodeState:
         }
         return present | {(card,): kind for card, kind in self.former_kinds.items()}
 
-    def count_use(self, use: CardUse, sign: int, client: MpsClient | None = None) -> int:
+    def apply_card_use(self, use: CardUse, sign: int, client: MpsClient | None = None) -> int:
         """Add (sign 1) or remove (sign -1) a pod's shares of one card.
 
         client: the MPS client of the shares; None while a request is being placed.
@@ -157,14 +157,14 @@ class NodeState:
         self.codes = self._empty_codes = None
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(use), UNKNOWN_KIND)
 
-    def add(self, assignment: Assignment, client: MpsClient, sign: int) -> None:
+    def apply_assignment(self, assignment: Assignment, client: MpsClient, sign: int) -> None:
         """Add (sign 1) or remove (sign -1) all shares of a pod on this node."""
         for use in assignment.card_uses():
-            self.count_use(use, sign, client)
-        for device in assignment.device_shares():
-            self.count_device(device.uuid, sign)
+            self.apply_card_use(use, sign, client)
+        for device in assignment.non_gpu_devices():
+            self.apply_device_hold(device.uuid, sign)
 
-    def count_device(self, uuid: str, sign: int) -> None:
+    def apply_device_hold(self, uuid: str, sign: int) -> None:
         """Count (sign 1) or no longer count (sign -1) a pod that holds the device."""
         hold_count = self.device_holds.get(uuid, 0) + sign
         if hold_count:
@@ -212,7 +212,7 @@ class NodeState:
         """A copy of the node with these holdings added."""
         duplicate = self.copy()
         for holding in holdings:
-            duplicate.add(holding.assignment, holding.mps_client, 1)
+            duplicate.apply_assignment(holding.assignment, holding.mps_client, 1)
         return duplicate
 
     def copy_without_pods(self) -> "NodeState":

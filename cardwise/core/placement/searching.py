@@ -242,7 +242,7 @@ def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[i
     for i in positions:
         card_share = share(node_copy, i, amounts)
         shares = len(card_request.keys)
-        node_copy.count_use(CardUse(card_share.index, card_share.uuid, card_share.mem, card_share.core, shares), 1)
+        node_copy.apply_card_use(CardUse(card_share.index, card_share.uuid, card_share.mem, card_share.core, shares), 1)
     return node_copy
 
 

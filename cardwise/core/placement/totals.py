@@ -132,7 +132,7 @@ def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
     """The holdings of each device of the node, by the device's UUID."""
     by_uuid: dict[str, list[Holding]] = {}
     for holding in ledger.holdings(node.name):
-        for share in holding.assignment.device_shares():
+        for share in holding.assignment.non_gpu_devices():
             by_uuid.setdefault(share.uuid, []).append(holding)
     return by_uuid
 

@@ -384,7 +384,7 @@ def _devices_view(ledger: Ledger, node: NodeState, resource_class: str, requeste
         holders=tuple(
             holding
             for holding in ledger.holdings(node.name)
-            if any(share.uuid in uuids for share in holding.assignment.device_shares())
+            if any(share.uuid in uuids for share in holding.assignment.non_gpu_devices())
         ),
     )
 

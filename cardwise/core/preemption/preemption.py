@@ -174,7 +174,7 @@ class _Node:
             sums = self._sums[resident.uid]
             free = free.add(sums) if sign < 0 else free.subtract(sums)
             if state is not None and resident.holding is not None:
-                state.add(resident.holding.assignment, resident.holding.mps_client, sign)
+                state.apply_assignment(resident.holding.assignment, resident.holding.mps_client, sign)
         return _Node(state, free, self._sums)
 
 
@@ -420,7 +420,7 @@ def _device_shortfall(node: NodeState, request: PodRequest) -> dict[object, int]
 
 
 def _freed_devices(node: NodeState, request: PodRequest, assignment: Assignment) -> dict[object, int]:
-    uuids = {share.uuid for share in assignment.device_shares()}
+    uuids = {share.uuid for share in assignment.non_gpu_devices()}
     freed = [d for d in node.devices if d.uuid in uuids and d.accepts_pods and node.device_holds.get(d.uuid) == 1]
     return {
         class_set: sum(not class_set.isdisjoint(device.classes) for device in freed)

@@ -56,7 +56,7 @@ def _load_with(pod: Pod, amounts_of: _AmountsOf, *, is_infeasible: bool) -> Load
         amounts = amounts_of(reported) if reported is not None else None
         return Resources(requests=amounts) if amounts is not None else None if is_infeasible else spec_resources
 
-    def containers(specs: Iterable[Container] | None) -> tuple[Container, ...]:
+    def resized_containers(specs: Iterable[Container] | None) -> tuple[Container, ...]:
         return tuple(
             Container(
                 resources=resources_of(statuses_by_name.get(container.name), container.resources),
@@ -70,8 +70,8 @@ def _load_with(pod: Pod, amounts_of: _AmountsOf, *, is_infeasible: bool) -> Load
     )
     return loads.load_of_pod(
         PodSpec(
-            containers=containers(spec.containers),
-            init_containers=containers(spec.init_containers),
+            containers=resized_containers(spec.containers),
+            init_containers=resized_containers(spec.init_containers),
             overhead=spec.overhead,
             resources=pod_resources or spec.resources,
         )

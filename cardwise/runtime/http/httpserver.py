@@ -283,7 +283,7 @@ class _Connection:
         except OSError:
             return False
 
-    def send(self) -> bool:
+    def flush(self) -> bool:
         """Send as much as the client accepts now. Returns False if the client has closed the connection."""
         try:
             line = self.tls or self.sock
@@ -526,7 +526,7 @@ class HttpServer:
         self._write(connection)
 
     def _write(self, connection: _Connection) -> None:
-        if not connection.send():
+        if not connection.flush():
             self._close(connection)
         elif connection.unsent:
             if connection.phase is not ConnectionPhase.WRITING:
@@ -555,10 +555,10 @@ class HttpServer:
             while True:
                 connection = self._returned.get_nowait()
                 connection.queued_call = None
-                self._count_use(connection)
+                self._charge_call_seconds(connection)
                 self._run_step(self._write, connection)
 
-    def _count_use(self, connection: _Connection) -> None:
+    def _charge_call_seconds(self, connection: _Connection) -> None:
         """Charge the time of the connection's calls to its address and flow."""
         seconds, connection.seconds = connection.seconds, 0.0
         if connection.client is not None and connection.flow is not None:
@@ -776,7 +776,7 @@ class HttpServer:
             if not self._cancel(connection):
                 return False
             connection.unsent = memoryview(httpcalls.refusal_response(HTTPStatus.SERVICE_UNAVAILABLE))
-            connection.send()
+            connection.flush()
         self._drop(connection, reason)
         return True
 
@@ -857,7 +857,7 @@ class HttpServer:
         connection.reader.call = None
         connection.seconds += self._clock.now() - began
         connection.unsent = memoryview(answer.response)
-        if not connection.send():
+        if not connection.flush():
             connection.unsent, connection.close_after = memoryview(b""), True
 
     def _has_next_call(self, connection: _Connection, flow: Flow) -> bool:

@@ -26,7 +26,7 @@ from cardwise.runtime.tls.rotation import CertificateNeeds, Lifetimes
 __all__ = [
     "CHECK_INTERVAL_SECONDS",
     "CertStore",
-    "CertificateChecks",
+    "CertificateManager",
     "DirStore",
     "ExternalCertificates",
     "FilesWithVersion",
@@ -65,7 +65,7 @@ class UnusableCertificates(Exception):
     """A file of an external issuer is not usable. The message names the file and the remedy."""
 
 
-class CertificateChecks(ABC):
+class CertificateManager(ABC):
     """Checks the certificates periodically.
 
     Call `ensure_certificates` in `main`, so that the files exist when the server starts, and `start` in the serving
@@ -109,7 +109,7 @@ class CertificateChecks(ABC):
             self._on_bundle(bundle)
 
 
-class Rotator(CertificateChecks):
+class Rotator(CertificateManager):
     """Creates and renews certificates of Cardwise's own CA.
 
     store: the store that replicas share.
@@ -189,7 +189,7 @@ class Rotator(CertificateChecks):
             _log.info("certificates renewed" if changed else "certificates taken over", directory=str(self._out_dir))
 
 
-class ExternalCertificates(CertificateChecks):
+class ExternalCertificates(CertificateManager):
     """Copies ca.crt, tls.crt and tls.key of an external issuer (cert-manager) to the directory that servers read.
 
     A certificate of a new CA is copied only when clients know this CA, or after `_MAX_WAIT_SECONDS`. When

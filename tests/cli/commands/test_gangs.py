@@ -173,7 +173,7 @@ def test_a_member_hears_whom_the_gang_waits_for_and_what_is_held(monkeypatch):
 
 
 def test_a_member_without_gpu_is_not_called_a_stranger(monkeypatch):
-    server = member("slurp", "ps-0", limits={names.PLACE_MARKER: "1", names.BIND_MARKER: "1"})
+    server = member("slurp", "ps-0", limits={names.FILTER_CALL_RESOURCE: "1", names.BIND_CALL_RESOURCE: "1"})
     text = explained(monkeypatch, world([RESERVED], *SLURP, server), "ps-0")
     assert "requests no GPU and no device of Cardwise, and is placed together with its gang.\n" in text
     assert "Its gang slurp needs 3 pods" in text

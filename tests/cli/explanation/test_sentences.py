@@ -122,7 +122,9 @@ def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_chang
 
 
 def test_what_a_pod_that_has_gone_holds_is_said_so():
-    api = lists(pods=[waiting("team-a", "p", {names.GPU_MEM: "20000", names.SHARE: "1", names.PLACE_MARKER: "1"})])
+    api = lists(
+        pods=[waiting("team-a", "p", {names.GPU_MEM: "20000", names.SHARE: "1", names.FILTER_CALL_RESOURCE: "1"})]
+    )
     held = {"podUID": "x", "namespace": "team-b", "name": "cr", "memoryMiB": 1000, "container": "0"}
     api.change("extendedresources", "gpu-n1-0", status={"reported": [held]})
     (stored_pod,) = api.objects("pods")

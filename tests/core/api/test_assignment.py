@@ -163,7 +163,7 @@ def test_devices_are_encoded_next_to_cards():
         "1": [["rdma", "b"]],
     }
     assert assignment.decode(written) == source
-    assert [share.uuid for share in source.device_shares()] == ["rdma-1", "pci-n1-0000-3b-00.0", "b"]
+    assert [share.uuid for share in source.non_gpu_devices()] == ["rdma-1", "pci-n1-0000-3b-00.0", "b"]
     assert source.mem == 100
 
 

@@ -30,8 +30,8 @@ def test_each_verb_is_in_exactly_one_stanza():
 def test_each_resource_is_in_one_stanza_and_only_markers_are_ignored_by_the_scheduler():
     fast, slow = map(managed, stanzas())
     assert not fast.keys() & slow.keys(), "kube-scheduler refuses its configuration otherwise"
-    assert fast == {names.GPU_MEM: False, names.WHOLE_GPU: False, names.PLACE_MARKER: True}
-    assert slow == {names.SHARE: False, names.BIND_MARKER: True}
+    assert fast == {names.GPU_MEM: False, names.WHOLE_GPU: False, names.FILTER_CALL_RESOURCE: True}
+    assert slow == {names.SHARE: False, names.BIND_CALL_RESOURCE: True}
 
 
 def test_fast_verbs_time_out_soon_and_bind_may_take_long():

@@ -265,7 +265,7 @@ def test_a_copy_has_counts_of_its_own():
     ledger = Ledger()
     ledger.set_other_devices("n1", others.devices(1))
     duplicate = ledger.node("n1").copy()
-    duplicate.count_device("rdma-n1-0", 1)
+    duplicate.apply_device_hold("rdma-n1-0", 1)
     assert (duplicate.devices, duplicate.device_holds, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})
 
 
@@ -298,8 +298,8 @@ def test_a_pod_with_a_share_in_each_of_many_containers_is_counted_once_for_each_
     ledger = Ledger()
     ledger.set_cards("n1", [card("a"), card("b", index=1)])
     counted = []
-    count_use = NodeState.count_use
-    monkeypatch.setattr(NodeState, "count_use", lambda *use: counted.append(use) or count_use(*use))
+    apply_card_use = NodeState.apply_card_use
+    monkeypatch.setattr(NodeState, "apply_card_use", lambda *use: counted.append(use) or apply_card_use(*use))
     containers = {f"c{i}": (CardShare(i % 2, f"GPU-n1-{i % 2}", 10, 1, P100),) for i in range(48)}
     ledger.set_holding(Holding("u", "default", "u", "n1", Assignment(containers)))
     assert len(counted) == 2

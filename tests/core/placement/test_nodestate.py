@@ -45,9 +45,9 @@ def test_a_copy_counts_a_pod_that_comes_and_goes_as_the_ledger_does(client):
     node = ledger.node("n1")
     before, copy = counts(node), node.copy()
     pod = replace(others.holding("u", 1, containers=holding("u", 100, 0).assignment.containers), mps_client=client)
-    copy.add(pod.assignment, client, 1)
+    copy.apply_assignment(pod.assignment, client, 1)
     assert counts(node) == before
     ledger.set_holding(pod)
     assert counts(copy) == counts(node) != before
-    copy.add(pod.assignment, client, -1)
+    copy.apply_assignment(pod.assignment, client, -1)
     assert counts(copy) == before

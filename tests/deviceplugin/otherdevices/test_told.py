@@ -53,10 +53,10 @@ class TestWhatTheClusterIsTold:
         assert rig.capacity(names.GPU_MEM) == str(2 * P100), "devices are no memory"
 
     def test_the_marker_of_pods_without_a_card_is_offered_while_there_are_devices(self, machine, rig):
-        assert rig.capacity(names.PLACE_MARKER) == "1000000"
+        assert rig.capacity(names.FILTER_CALL_RESOURCE) == "1000000"
         machine.file.write_text("devices: []")
         rig.settle()
-        assert rig.capacity(names.PLACE_MARKER) is None
+        assert rig.capacity(names.FILTER_CALL_RESOURCE) is None
 
     def test_the_capacity_is_never_below_what_living_pods_ask(self, machine, rig):
         rig.make_class("rdma", RDMA_CLASS)

@@ -106,7 +106,7 @@ def test_thousands_that_the_api_server_prints_with_a_suffix_are_read_as_mib():
 
 def test_a_pod_without_gpu_passes():
     raw = asking("p", share=1)
-    raw["spec"]["containers"][0]["resources"]["limits"] = {names.PLACE_MARKER: "1"}
+    raw["spec"]["containers"][0]["resources"]["limits"] = {names.FILTER_CALL_RESOURCE: "1"}
     assert call_filter(world(n1=[P100]), raw, nodes=["n1", "cpu-only"]).node_names == ["n1", "cpu-only"]
 
 

@@ -257,7 +257,7 @@ def test_a_pod_that_was_not_mutated_is_not_bound():
 
 def test_a_pod_that_came_by_its_marker_only_is_bound_without_annotations():
     pod = asking("p")
-    pod["spec"]["containers"][0]["resources"]["limits"] = {names.BIND_MARKER: "1"}
+    pod["spec"]["containers"][0]["resources"]["limits"] = {names.BIND_CALL_RESOURCE: "1"}
     world = World(pod=pod)
     assert world.bind() == "bound"
     assert world.posts[0][1]["metadata"]["annotations"] == {}

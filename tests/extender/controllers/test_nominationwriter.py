@@ -161,7 +161,7 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
         pod = writing.world.create(f"f{i}", 100)
         pod["metadata"]["namespace"] = "fat"
         writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
-        fat.append(writing.world.state.nominator.nominate_next()[1])
+        fat.append(writing.world.state.nominator.nominate_next_pod().nominee)
     began = writing.world.clock.now()
     for nominee in fat:
         writing.writer.write_nomination(nominee)
@@ -176,7 +176,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
     writing.api.fault(Fault(refused=True), times=8)
     for i in range(8):
         writing.create(f"p{i}")
-        writing.world.state.nominator.nominate_next()
+        writing.world.state.nominator.nominate_next_pod()
         writing.writer.write_nomination(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
     pod = writing.world.create("q", 100)
     pod["metadata"]["namespace"] = "other"

@@ -106,7 +106,7 @@ def test_pods_that_are_not_nominated(change):
     "container",
     [
         pytest.param({"ports": [{"containerPort": 80, "hostPort": 80}]}, id="with a host port"),
-        pytest.param({"resources": {"limits": {names.PLACE_MARKER: "0"}}}, id="that asks for no card"),
+        pytest.param({"resources": {"limits": {names.FILTER_CALL_RESOURCE: "0"}}}, id="that asks for no card"),
     ],
 )
 def test_a_pod_goes_the_ordinary_way(container):

@@ -161,7 +161,7 @@ def test_what_a_big_gang_has_reserved_is_counted_only_on_the_nodes_that_are_trie
     state.forget_plans()
 
 
-@pytest.mark.parametrize("method", ["plan_pod", "score_fitting_nodes", "nominate_next", "warm_caches"])
+@pytest.mark.parametrize("method", ["plan_pod", "score_fitting_nodes", "nominate_next_pod", "warm_caches"])
 def test_few_changed_nodes_are_indexed_in_one_hold_of_the_lock(state, method, monkeypatch):
     """A gang changes hundreds of nodes at once."""
     for name in NODES:
@@ -175,7 +175,7 @@ def test_few_changed_nodes_are_indexed_in_one_hold_of_the_lock(state, method, mo
         refresh(index, changed)
 
     monkeypatch.setattr(CardIndex, "refresh", record_refresh)
-    calls = {"nominate_next": (state.nominator, ()), "warm_caches": (state, ())}
+    calls = {"nominate_next_pod": (state.nominator, ()), "warm_caches": (state, ())}
     owner, arguments = calls.get(method, (state, (make_request("whole cards"),)))
     getattr(owner, method)(*arguments)
     assert max(indexed) <= cache._NODES_INDEXED_PER_LOCK
@@ -189,6 +189,6 @@ def test_a_pod_whose_search_takes_long_is_not_nominated(state, checks):
     manifest = asking("nominee", containers=containers(5, gpu_mem=1))
     record = as_pod(manifest)
     state.set_pod(record)
-    assert state.nominator.nominate_next()[1] is None
+    assert state.nominator.nominate_next_pod().nominee is None
     assert checks[0] <= MAX_CHECKS
     state.remove_pod(record)

@@ -168,14 +168,14 @@ def test_victims_of_a_gang_are_checked_without_counting_what_is_reserved_on_othe
         changes: list[str] = []
 
         def count_changes(changes: list[str] = changes, world: Full = world) -> None:
-            method = NodeState.count_use
+            method = NodeState.apply_card_use
 
             def counted(node: NodeState, *change: object) -> int:
                 if world.state._lock._lock.locked():
                     changes.append(node.name)
                 return method(node, *change)
 
-            monkeypatch.setattr(NodeState, "count_use", counted)
+            monkeypatch.setattr(NodeState, "apply_card_use", counted)
 
         assert world.filter("g0")[0] == []
         world.on_step(

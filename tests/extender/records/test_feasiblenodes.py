@@ -116,8 +116,8 @@ def test_after_a_pod_that_was_dear_others_have_the_state_for_longer(monkeypatch)
     world.create("b", 100)
     search = feasiblenodes.search
     monkeypatch.setattr(feasiblenodes, "search", lambda *of: (setattr(world.clock, "worked", 0.03), search(*of))[1])
-    again, nominee = world.state.nominator.nominate_next()
+    again, nominee = world.state.nominator.nominate_next_pod()
     assert (again, nominee.pod.name) == (True, "a")
-    assert world.state.nominator.nominate_next() == (False, None)
+    assert world.state.nominator.nominate_next_pod() == (False, None)
     world.clock.advance(0.3)
-    assert world.state.nominator.nominate_next()[1].pod.name == "b"
+    assert world.state.nominator.nominate_next_pod().nominee.pod.name == "b"

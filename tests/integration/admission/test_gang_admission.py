@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster("sim")]
 
 SPACE = "gang-admission"
 GATE = {"name": names.GANG}
-MARKERS = {names.PLACE_MARKER: "0", names.BIND_MARKER: "0"}
+MARKERS = {names.FILTER_CALL_RESOURCE: "0", names.BIND_CALL_RESOURCE: "0"}
 DRY = "--dry-run=server"
 
 

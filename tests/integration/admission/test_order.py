@@ -131,7 +131,7 @@ ADDED = {
         lambda pod: (
             pod["metadata"]["labels"][names.GANG] == "g"
             and pod["spec"]["schedulingGates"] == [{"name": names.GANG}]
-            and limits_of(pod)["main"] == {names.PLACE_MARKER: "0", names.BIND_MARKER: "0"}
+            and limits_of(pod)["main"] == {names.FILTER_CALL_RESOURCE: "0", names.BIND_CALL_RESOURCE: "0"}
         ),
     ),
 }

@@ -82,7 +82,7 @@ def devices_and_environment(space: Space, name: str, limits: Json) -> tuple[set[
 
 
 def devices_of(pod: Json) -> list[str]:
-    return [share.uuid for share in assigned(pod).device_shares()]
+    return [share.uuid for share in assigned(pod).non_gpu_devices()]
 
 
 def test_the_node_tells_of_its_devices(space):

@@ -251,7 +251,7 @@ def condition(tenant: Tenant, pod: str) -> str:
 
 def test_t18_a_forged_assignment_is_taken_out(tenant: Tenant) -> None:
     victim = json.dumps({"v": 1, "containers": {"0": [[1, "GPU-x", P100, 0, P100]]}})
-    limits = {names.GPU_MEM: "64", names.SHARE: "7", names.PLACE_MARKER: "5", names.BIND_MARKER: "5"}
+    limits = {names.GPU_MEM: "64", names.SHARE: "7", names.FILTER_CALL_RESOURCE: "5", names.BIND_CALL_RESOURCE: "5"}
     asking = container() | {"resources": {"limits": limits}}
     create(tenant, workload("forged", [asking], node=NODE, annotations=FORGED | {names.ASSIGNMENT: victim}))
     tenant.space.running("forged")

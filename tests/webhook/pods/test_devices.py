@@ -28,7 +28,7 @@ from webhook.server import review
 
 K80, RDMA, FPGA, HALF = "nvidia.tesla.k80", "rdma", "net.fpga", "half"
 K80_KEY, RDMA_KEY, FPGA_KEY, HALF_KEY = (names.CLASS_PREFIX + name for name in (K80, RDMA, FPGA, HALF))
-SLOT, MARKER = {names.SHARE: "1"}, {names.PLACE_MARKER: "0"}
+SLOT, MARKER = {names.SHARE: "1"}, {names.FILTER_CALL_RESOURCE: "0"}
 
 
 CLASSES = resource_classes(
@@ -135,14 +135,19 @@ def test_a_native_sidecar_may_have_the_device_and_the_marker() -> None:
 
 def test_user_markers_are_removed_with_a_warning_and_own_ones_stay() -> None:
     with_markers = pod(
-        {RDMA: "1", names.PLACE_MARKER: "7"}, {names.PLACE_MARKER: "1", names.BIND_MARKER: "1", FPGA: "1"}
+        {RDMA: "1", names.FILTER_CALL_RESOURCE: "7"},
+        {names.FILTER_CALL_RESOURCE: "1", names.BIND_CALL_RESOURCE: "1", FPGA: "1"},
     )
     assert limits(after_mutation(with_markers)) == [{RDMA_KEY: "1"} | SLOT | MARKER, {FPGA_KEY: "1"} | SLOT]
     text = "\n".join(mutation_warnings(with_markers))
-    for container, name in ((0, names.PLACE_MARKER), (1, names.PLACE_MARKER), (1, names.BIND_MARKER)):
+    for container, name in (
+        (0, names.FILTER_CALL_RESOURCE),
+        (1, names.FILTER_CALL_RESOURCE),
+        (1, names.BIND_CALL_RESOURCE),
+    ):
         assert f"spec.containers[{container}].resources.limits[{name}]: removed; only Cardwise may write this" in text
     assert mutation_warnings(after_mutation(with_markers)) == ()
-    with_a_card = pod({names.GPU_MEM: "64", names.PLACE_MARKER: "1"})
+    with_a_card = pod({names.GPU_MEM: "64", names.FILTER_CALL_RESOURCE: "1"})
     assert limits(after_mutation(with_a_card)) == [{names.GPU_MEM: "64"} | SLOT]
 
 

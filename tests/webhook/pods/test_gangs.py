@@ -32,7 +32,7 @@ from webhook.server.review import Decision
 
 GROUP = {names.GROUP_NAME: "slurp", names.GROUP_NUM: "3"}
 GATE = {"name": names.GANG}
-MARKERS = {names.PLACE_MARKER: "0", names.BIND_MARKER: "0"}
+MARKERS = {names.FILTER_CALL_RESOURCE: "0", names.BIND_CALL_RESOURCE: "0"}
 RDMA = resource_classes(resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}}))
 NUM = f"metadata.annotations[{names.GROUP_NUM}]"
 
@@ -180,7 +180,7 @@ def test_member_with_only_devices_gets_slot_and_one_marker() -> None:
     member = pod(containers=[{"name": "a"}, {"name": "b", "resources": {"limits": {"rdma": "1"}}}])
     plain, device = limits(after_mutation(member, known))
     assert plain == {}
-    assert device == {"cardwise.dev/rdma": "1", names.SHARE: "1", names.PLACE_MARKER: "0"}
+    assert device == {"cardwise.dev/rdma": "1", names.SHARE: "1", names.FILTER_CALL_RESOURCE: "0"}
 
 
 def test_a_copy_of_a_running_member_is_gated_again() -> None:
@@ -218,7 +218,7 @@ def test_gate_label_and_markers_without_a_gang_are_removed() -> None:
     warnings = "\n".join(mutation_warnings(loner))
     assert f"metadata.labels[{names.GANG}]: removed, because the pod is not a member of a gang" in warnings
     assert f"spec.schedulingGates[{names.GANG}]: removed, because the pod is not a member of a gang" in warnings
-    assert names.PLACE_MARKER in warnings
+    assert names.FILTER_CALL_RESOURCE in warnings
     assert validate_pod(alone).allowed
 
 

@@ -83,8 +83,8 @@ def test_slots_and_markers_follow_the_request(pod: Json) -> None:
     for container in request.containers(after):
         limits = container.spec["resources"]["limits"]
         assert limits.get(names.SHARE) == ("1" if container.key in keys else None)
-        assert limits.get(names.PLACE_MARKER) == ("0" if container.key in marked else None)
-        assert names.BIND_MARKER not in limits
+        assert limits.get(names.FILTER_CALL_RESOURCE) == ("0" if container.key in marked else None)
+        assert names.BIND_CALL_RESOURCE not in limits
         assert {names.class_of(name) for name in limits if names.class_of(name) in ("rdma", "fpga")} == {
             device.resource_class
             for device in (pod_request.devices if pod_request else ())

@@ -255,8 +255,8 @@ def test_container_without_a_share_keeps_void_devices(kind: str) -> None:
         (build.pod(annotations={names.CLASS: "k80"}), f"metadata.annotations[{names.CLASS}]"),
         (build.pod(share=1), f"spec.containers[0].resources.limits[{names.SHARE}]"),
         (
-            build.pod(containers=[build.container() | {"resources": {"limits": {names.PLACE_MARKER: "5"}}}]),
-            f"spec.containers[0].resources.limits[{names.PLACE_MARKER}]",
+            build.pod(containers=[build.container() | {"resources": {"limits": {names.FILTER_CALL_RESOURCE: "5"}}}]),
+            f"spec.containers[0].resources.limits[{names.FILTER_CALL_RESOURCE}]",
         ),
     ],
 )

@@ -144,7 +144,7 @@ def test_gpu_count_key_gets_a_warning(written):
 
 
 @pytest.mark.parametrize("prefix", ["", "requests.", "limits."])
-@pytest.mark.parametrize("marker", [names.PLACE_MARKER, names.BIND_MARKER])
+@pytest.mark.parametrize("marker", [names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE])
 def test_internal_markers_are_refused_in_quotas(prefix, marker):
     with pytest.raises(InvalidRequest) as refused:
         rewrite_hard({prefix + marker: "1"})

@@ -79,7 +79,7 @@ class Engine:
         self._learned_workload: LearnedWorkload | None = None
         self._kinds_version = -1
         self._learned_at_change = -1
-        self._scanned_at_position = 0
+        self._scanned_change_count = 0
         self._views = FeatureViews(self._table, self._scoring)
         self._rows: dict[tuple[str, Shape], ShapeScores] = {}
 
@@ -267,10 +267,10 @@ class Engine:
 
     def _start_scan(self) -> None:
         """Start a scan of all nodes if one is due."""
-        if self._table.log_position >= self._scanned_at_position + max(
+        if self._table.change_count >= self._scanned_change_count + max(
             _MIN_CHANGES_BETWEEN_SCANS, len(self._table.slots) // 3
         ):
-            self._scanned_at_position = self._table.log_position
+            self._scanned_change_count = self._table.change_count
             self._views.start_scans(self._table.departure_rate())
 
     def _renew_rows(self, policies: Sequence[str]) -> None:

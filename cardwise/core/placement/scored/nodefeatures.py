@@ -22,11 +22,11 @@ class NodeFeatures:
         self._node_values: Floats = np.zeros(0)
         self._changed: Bools = np.zeros(0, np.bool_)  # nodes that have changed since their features were computed
         self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes whose value must be computed with the current prices
-        self._position = 0
+        self._seen_changes = 0
 
     def values_of(self, slots: Ints) -> NodeScores:
         """The current features and values of these slots; no slot may occur twice."""
-        self._count(slots)
+        self._refresh_features(slots)
         unpriced = slots[self._unpriced[slots]]
         if len(unpriced):
             lines = self._table.lines
@@ -37,7 +37,7 @@ class NodeFeatures:
 
     def measure_supply(self, slots: Ints) -> Floats:
         """See `Scoring.measure_supply`. The caller adds up the numbers of all slots."""
-        self._count(slots)
+        self._refresh_features(slots)
         return self.scoring.measure_supply(self._table.lines.pick(slots), self._features[slots])
 
     def update_prices(self, supply: Floats, departure_rate: float) -> bool:
@@ -47,16 +47,16 @@ class NodeFeatures:
         self._unpriced[:] = True
         return True
 
-    def _count(self, slots: Ints) -> None:
+    def _refresh_features(self, slots: Ints) -> None:
         length = len(self._table.lines)
         if len(self._node_values) != length:
             self._features, self._node_values = np.zeros((length, self.scoring.width)), np.zeros(length)
             self._changed, self._unpriced = np.ones(length, np.bool_), np.ones(length, np.bool_)
         else:
-            changes = self._table.changed_since(self._position)
+            changes = self._table.changed_since(self._seen_changes)
             changed = changes if changes is not None else slice(None)
             self._changed[changed] = self._unpriced[changed] = True
-        self._position = self._table.log_position
+        self._seen_changes = self._table.change_count
         changed_slots = slots[self._changed[slots]]
         if len(changed_slots):
             self._features[changed_slots] = self.scoring.node_features(self._table.lines.pick(changed_slots))
@@ -70,20 +70,20 @@ class FeatureScan:
         self.features = features
         self._table = table
         self._sum: Floats | None = None
-        self._position = 0
+        self._next_slot = 0
 
     def scan_nodes(self, max_nodes: int) -> int:
         """Scan at most `max_nodes` nodes. Returns how many were scanned."""
-        count = min(max_nodes, len(self._table) - self._position)
+        count = min(max_nodes, len(self._table) - self._next_slot)
         if count > 0 or self._sum is None:
-            supply = self.features.measure_supply(np.arange(self._position, self._position + count))
+            supply = self.features.measure_supply(np.arange(self._next_slot, self._next_slot + count))
             self._sum = supply if self._sum is None else self._sum + supply
-            self._position += count
+            self._next_slot += count
         return count
 
     def conclude(self, departure_rate: float) -> bool | None:
         """Update prices if the scan is complete. Returns whether all scores have changed; None if not complete."""
-        if self._sum is None or self._position < len(self._table):
+        if self._sum is None or self._next_slot < len(self._table):
             return None
         return self.features.update_prices(self._sum, departure_rate)
 

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 
 NO_CARD_KIND: Final = -1  # the kind at positions where a node has no card
 NEVER_EMPTY: Final = 1 << 20  # the number of shares on a card that takes no shares: such a card never becomes empty
-_MAX_LOG: Final = 1 << 16  # entries of the log; with more, the older half is removed
+_MAX_CHANGED_SLOTS: Final = 1 << 16  # changed slots that are remembered; with more, the older half is removed
 _TIE_BREAK_SEED: Final = b"cardwise"
 
 
@@ -90,8 +90,8 @@ class NodeTable:
         self.emptier = 0.0  # counts changes that left more memory free
         self._vacant: list[int] = []
         self._lines = _empty_lines(0, 1)
-        self._log: list[int] = []
-        self._forgotten = 0  # the number of entries that were removed from the beginning of the log
+        self._changed_slots: list[int] = []
+        self._removed_count = 0  # the number of entries that were removed from the beginning of `_changed_slots`
 
     @property
     def lines(self) -> NodeArrays:
@@ -119,7 +119,7 @@ class NodeTable:
             self._lines.free[slot] = self._lines.core[slot] = 0.0
             self._lines.clients[slot] = NEVER_EMPTY
             self._lines.empty[slot] = self._lines.first[slot] = False
-            self._log_change(slot)
+            self._record_change(slot)
             return
         if slot is None:
             slot = self._add_node(name)
@@ -132,15 +132,15 @@ class NodeTable:
         free_after = self._lines.free[slot].sum()
         self.fuller += free_after < free_before
         self.emptier += is_known and free_after > free_before
-        self._log_change(slot)
+        self._record_change(slot)
 
-    def changed_since(self, log_position: int) -> Ints | None:
-        """The slots that have changed since this position of the log; a slot may occur several times. None if
-        later entries were removed from the log, so that any slot may have changed.
+    def changed_since(self, change_count: int) -> Ints | None:
+        """The slots of the changes after the first `change_count`; a slot may occur several times. None if some of
+        these changes are no longer known: any slot may have changed.
         """
-        if log_position < self._forgotten:
+        if change_count < self._removed_count:
             return None
-        return np.array(self._log[log_position - self._forgotten :], np.int64)
+        return np.array(self._changed_slots[change_count - self._removed_count :], np.int64)
 
     def departure_rate(self) -> float:
         """The estimated number of pods that end per pod that arrives. Older changes count less."""
@@ -149,9 +149,9 @@ class NodeTable:
         return ratio
 
     @property
-    def log_position(self) -> int:
-        """The current end of the log: the number of its entries, including removed ones."""
-        return self._forgotten + len(self._log)
+    def change_count(self) -> int:
+        """The number of changes of slots since the table was created."""
+        return self._removed_count + len(self._changed_slots)
 
     def _fill(self, slot: int, node: NodeState | None) -> None:
         lines = self._lines
@@ -177,12 +177,12 @@ class NodeTable:
         lines.clients[slot] = clients
         lines.empty[slot], lines.first[slot] = empty, first
 
-    def _log_change(self, slot: int) -> None:
-        self._log.append(slot)
-        if len(self._log) > _MAX_LOG:
-            half = len(self._log) // 2
-            del self._log[:half]
-            self._forgotten += half
+    def _record_change(self, slot: int) -> None:
+        self._changed_slots.append(slot)
+        if len(self._changed_slots) > _MAX_CHANGED_SLOTS:
+            half = len(self._changed_slots) // 2
+            del self._changed_slots[:half]
+            self._removed_count += half
 
     def _add_node(self, name: str) -> int:
         if self._vacant:

@@ -36,7 +36,7 @@ class ShapeScores:
         self._features = features
         self._is_stale: Bools = np.zeros(0, np.bool_)
         self._stale_count = 0  # an upper bound of the number of stale nodes
-        self._log_position = 0
+        self._change_count_read = 0
 
     def renew(self, features: NodeFeatures) -> None:
         """Discard all scores, because the features have changed."""
@@ -47,7 +47,9 @@ class ShapeScores:
         """An upper bound of the number of nodes without a score; cheaper than `stale_slots`."""
         length = len(self._table.lines)
         return (
-            length if len(self.points) != length else self._stale_count + self._table.log_position - self._log_position
+            length
+            if len(self.points) != length
+            else self._stale_count + self._table.change_count - self._change_count_read
         )
 
     def stale_slots(self) -> Ints:
@@ -58,14 +60,14 @@ class ShapeScores:
             self.card = np.full(len(lines), -1)
             self._is_stale = np.ones(len(lines), np.bool_)
         else:
-            changed = self._table.changed_since(self._log_position)
+            changed = self._table.changed_since(self._change_count_read)
             if changed is None:
                 self._is_stale[:] = True
                 self.points[:] = NO_POINTS
             elif len(changed):
                 self._is_stale[changed] = True
                 self.points[changed] = NO_POINTS
-        self._log_position = self._table.log_position
+        self._change_count_read = self._table.change_count
         slots = np.flatnonzero(self._is_stale)
         self._stale_count = len(slots)
         return slots
