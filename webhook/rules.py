@@ -64,7 +64,7 @@ VALIDATE: Final[tuple[Rule, ...]] = (
     scheduling.validate_node_name,  # whether the pod names its node
     capacity.validate,  # whether the pod would fit on an empty node
     gangs.validate,  # finds the gang; whether label and gate are present
-    capacity.validate_foreign,  # warnings about resources that no node offers
+    capacity.warn_unoffered_resources,  # warnings about resources that no node offers
     scheduling.validate,  # warnings about scheduler and gates, then nodes; their sizes only if nothing else is wrong
     amounts.validate_small_shares,  # warnings about shares that are too small
     gpuquotas.validate,  # whether the GPUQuotas of the namespace allow the request
@@ -78,7 +78,7 @@ VALIDATE: Final[tuple[Rule, ...]] = (
 )
 
 # Pods that request nothing of Cardwise, but have names that look like it: warnings only.
-ADVISE: Final[tuple[Rule, ...]] = (capacity.validate_foreign, annotations.validate_unread)
+ADVISE: Final[tuple[Rule, ...]] = (capacity.warn_unoffered_resources, annotations.validate_unread)
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:

@@ -66,7 +66,7 @@ class GangController:
         # By UID of each pod with a queued or running write: the namespace, and the kind of the write.
         self._writing: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()  # guards `_writing`
-        self._foreign: dict[tuple[ForeignPodGroup, str], float] = {}  # by PodGroup, when it is read again
+        self._podgroup_read_at: dict[tuple[ForeignPodGroup, str], float] = {}  # by PodGroup, when it is read again
         self._read_at: dict[str, float] = {}  # by namespace, when one of its PodGroups was last read
         self._threads: CallThreads | None = None
         self._stopping = False
@@ -164,10 +164,12 @@ class GangController:
         """
         began = self._clock.now()
         foreign_groups = set(self._state.gangs.foreign_groups())
-        for kind, key in self._foreign.keys() - foreign_groups:
-            del self._foreign[kind, key]
+        for kind, key in self._podgroup_read_at.keys() - foreign_groups:
+            del self._podgroup_read_at[kind, key]
             self._state.gangs.set_foreign_group(kind, key, None)
-        due = sorted((at, foreign) for foreign in foreign_groups if (at := self._foreign.get(foreign, 0.0)) <= began)
+        due = sorted(
+            (at, podgroup) for podgroup in foreign_groups if (at := self._podgroup_read_at.get(podgroup, 0.0)) <= began
+        )
         reads_by_namespace = Counter[str]()
         in_turn = []
         for at, (kind, key) in due:
@@ -177,7 +179,7 @@ class GangController:
         self._read_at = {namespace: at for namespace, at in self._read_at.items() if namespace in reads_by_namespace}
         for _, _, _, namespace, kind, key in sorted(in_turn)[:_MAX_FOREIGN_READS]:
             self._read_at[namespace] = self._clock.now()
-            self._foreign[kind, key] = began + _FOREIGN_SECONDS
+            self._podgroup_read_at[kind, key] = began + _FOREIGN_SECONDS
             self._read_foreign_group(kind, key)
             if self._clock.now() - began > _FOREIGN_STEP_SECONDS:
                 break

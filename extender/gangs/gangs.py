@@ -73,7 +73,7 @@ class Gangs:
         self._gangs: dict[str, Gang] = {}
         self._gang_keys: dict[str, str] = {}  # by member UID, the key of the gang
         self._groups: dict[str, PodGroupSpec] = {}
-        self._foreign: dict[tuple[ForeignPodGroup, str], PodGroupSpec] = {}
+        self._foreign_podgroups: dict[tuple[ForeignPodGroup, str], PodGroupSpec] = {}
         self._cardless: Counter[str] = Counter()  # by gang of a PodGroup of Kubernetes, its pods without cards
         self._cardless_gangs: dict[str, str] = {}  # by pod without cards, the key of its gang
         self._permits: dict[str, Permit] = {}
@@ -139,9 +139,9 @@ class Gangs:
         """As `set_group`, for a PodGroup of another API group."""
         with self._lock:
             if group is None:
-                self._foreign.pop((kind, key), None)
+                self._foreign_podgroups.pop((kind, key), None)
             else:
-                self._foreign[kind, key] = group
+                self._foreign_podgroups[kind, key] = group
             self._on_group_changed(key)
 
     def set_cardless_member(self, pod: str, key: str | None) -> None:
@@ -353,7 +353,7 @@ class Gangs:
     def foreign_groups(self) -> list[tuple[ForeignPodGroup, str]]:
         """The kinds and keys of the PodGroups of other API groups that have the minimum of a gang."""
         groups: list[tuple[ForeignPodGroup, str]] = []
-        self._visit_gangs(lambda gang: groups.extend((kind, gang.key) for kind in gang.foreign))
+        self._visit_gangs(lambda gang: groups.extend((kind, gang.key) for kind in gang.foreign_podgroups))
         return groups
 
     # Work without the lock, which takes the lock for short critical sections.
@@ -696,12 +696,12 @@ class Gangs:
         del self._permits[gang.key]
         permit.decide(allowed=True)  # before anything that may raise: threads wait for this
         self.on_permit_ended("bound", now - permit.since)
-        self.on_binding_started(gang.there[0].created)
+        self.on_binding_started(gang.counted_members[0].created)
 
     def _reset_if_abandoned(self, gang: Gang, now: float) -> None:
         if not gang.is_abandoned:
             return
-        if not any(self._reservations.known_binding(member.uid) is not None for member in gang.there):
+        if not any(self._reservations.known_binding(member.uid) is not None for member in gang.counted_members):
             self._after_transition(gang, gang.reset(now))
 
     def _end_plan(self, gang: Gang, reason: str) -> None:
@@ -734,17 +734,17 @@ class Gangs:
                 self._queue.requeue_all()
 
     def _update_group(self, gang: Gang, member: Member | None = None) -> None:
-        kinds = set(gang.foreign)
-        if member is not None and member.foreign is not None:
-            kinds.add(member.foreign)
+        kinds = set(gang.foreign_podgroups)
+        if member is not None and member.foreign_podgroup is not None:
+            kinds.add(member.foreign_podgroup)
         group = self._groups.get(gang.key, PodGroupSpec())
         if ForeignPodGroup.KUBERNETES in kinds:
             # The minimum of Cardwise's PodGroup is ignored: kube-scheduler starts no fewer pods than its own PodGroup
             # says. It also counts pods without cards, so these are subtracted.
-            other = self._foreign.get((ForeignPodGroup.KUBERNETES, gang.key), PodGroupSpec())
+            other = self._foreign_podgroups.get((ForeignPodGroup.KUBERNETES, gang.key), PodGroupSpec())
             least = None if other.minimum is None else max(1, other.minimum - self._cardless[gang.key])
             group = replace(group, minimum=least, basic=other.basic)
         elif kinds and group.minimum is None:
-            other = self._foreign.get((ForeignPodGroup.COSCHEDULING, gang.key), PodGroupSpec())
+            other = self._foreign_podgroups.get((ForeignPodGroup.COSCHEDULING, gang.key), PodGroupSpec())
             group = replace(group, minimum=other.minimum, permit=other.permit)
         self._after_transition(gang, gang.set_group(group, self._clock.now()))

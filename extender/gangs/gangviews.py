@@ -33,7 +33,7 @@ class GangView:
     waiting_for: tuple[str, ...]
     reserved: tuple[tuple[str, int, int], ...]
     has_minimum_from_member: bool  # whether annotations of the pods set the minimum
-    foreign: bool
+    has_foreign_podgroup: bool
 
 
 def make_view(gang: Gang, ledger: Ledger) -> GangView:
@@ -49,13 +49,13 @@ def make_view(gang: Gang, ledger: Ledger) -> GangView:
         gang.phase,
         "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.foreign_gate or gang.reason,
         gang.minimum,
-        len(gang.there),
-        tuple(pod_ref(gang, member) for member in gang.there[:_MAX_NOTIFIED]),
-        len(gang.bound),
+        len(gang.counted_members),
+        tuple(pod_ref(gang, member) for member in gang.counted_members[:_MAX_NOTIFIED]),
+        len(gang.bound_members),
         tuple(gang.missing_names()),
         tuple((node, *counts) for node, counts in sorted(reserved.items())),
         gang.has_minimum_from_member,
-        bool(gang.foreign),
+        bool(gang.foreign_podgroups),
     )
 
 

@@ -127,7 +127,7 @@ class PodGroupWriter:
         view, record = self._views.get(key), self._lister.objects.get(key)
         namespace, _, name = key.partition("/")
         if record is None:
-            if view is None or view.minimum < 1 or not (view.has_minimum_from_member or view.foreign):
+            if view is None or view.minimum < 1 or not (view.has_minimum_from_member or view.has_foreign_podgroup):
                 return None
             manifest = podgroups.automatic_group(view)
             return "made", lambda: self._client.create(paths.podgroups(namespace), manifest, timeout=_WRITE_TIMEOUT)

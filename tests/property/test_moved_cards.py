@@ -151,7 +151,16 @@ class MovedCards(RuleBasedStateMachine):
         """All that can be seen of the ledger."""
         kinds = self.ledger.kinds
         of_nodes = [
-            (node.name, node.cards, node.used, node.free, node.clients, node.device_holds, node.foreign, node.holdings)
+            (
+                node.name,
+                node.cards,
+                node.used,
+                node.free,
+                node.clients,
+                node.device_holds,
+                node.foreign_hold_counts,
+                node.holdings,
+            )
             for node in self.ledger.nodes()
         ]
         former_kinds = [

@@ -135,7 +135,7 @@ def _named_gang(pod: PodUnderReview, schedulers: Collection[str]) -> Membership 
     schedulers: as in `_read_membership`.
     """
     gang = _read_membership(pod, schedulers)
-    return gang if gang is not None and gang.foreign is not ForeignPodGroup.KUBERNETES else None
+    return gang if gang is not None and gang.foreign_podgroup is not ForeignPodGroup.KUBERNETES else None
 
 
 def _served_gang(gang: Membership | None, context: Context) -> Membership | None:
@@ -145,7 +145,7 @@ def _served_gang(gang: Membership | None, context: Context) -> Membership | None
 
     Raises InvalidRequest, KubeError.
     """
-    if gang is None or gang.foreign is not ForeignPodGroup.KUBERNETES:
+    if gang is None or gang.foreign_podgroup is not ForeignPodGroup.KUBERNETES:
         return gang
     if not context.cluster.serves_podgroups():
         return None
@@ -267,7 +267,7 @@ def _warn_missing_number(pod: Json, gang: Membership) -> tuple[str, ...]:
     """The warning for a pod that names its gang by Cardwise's annotation, but not the gang's size. A PodGroup may have
     the size.
     """
-    if gang.minimum is not None or gang.foreign is not None:
+    if gang.minimum is not None or gang.foreign_podgroup is not None:
         return ()
     field = _metadata_field(pod.get("metadata") or {}, names.GROUP_NAME)
     problem = f"gang {gang.name} waits until its number of pods is known"

@@ -39,12 +39,12 @@ class Membership:
     """The gang that a pod names.
 
     minimum: the minimum number of members, from the pod; None if it is in a PodGroup.
-    foreign: the API group of the gang's PodGroup, if the PodGroup is another project's; else None.
+    foreign_podgroup: the API group of the gang's PodGroup, if the PodGroup is another project's; else None.
     """
 
     name: str
     minimum: int | None = None
-    foreign: ForeignPodGroup | None = None
+    foreign_podgroup: ForeignPodGroup | None = None
 
 
 def membership(pod: Json) -> Membership | None:
@@ -64,14 +64,16 @@ def membership(pod: Json) -> Membership | None:
                 f"names a PodGroup of Kubernetes and {gang_key} a Cardwise gang: a pod can be in only one of them",
                 "remove one of them from all pods of the group",
             )
-        return Membership(name=str(group.get("podGroupName") or ""), foreign=ForeignPodGroup.KUBERNETES)
+        return Membership(name=str(group.get("podGroupName") or ""), foreign_podgroup=ForeignPodGroup.KUBERNETES)
     for source, keys in (("annotations", annotations), ("labels", labels)):
         if names.GROUP_NAME in keys:
             field_name = f"metadata.{source}[{names.GROUP_NAME}]"
             return Membership(name=_name(keys[names.GROUP_NAME], field_name), minimum=_minimum(annotations, labels))
     if names.COSCHEDULING in labels:
         field_name = f"metadata.labels[{names.COSCHEDULING}]"
-        return Membership(name=_name(labels[names.COSCHEDULING], field_name), foreign=ForeignPodGroup.COSCHEDULING)
+        return Membership(
+            name=_name(labels[names.COSCHEDULING], field_name), foreign_podgroup=ForeignPodGroup.COSCHEDULING
+        )
     if names.GROUP_NUM in annotations or names.GROUP_NUM in labels:
         source = "annotations" if names.GROUP_NUM in annotations else "labels"
         raise InvalidRequest(
@@ -162,7 +164,7 @@ class Member:
     """A pod of a gang, as in the last event.
 
     created: the creation time; sorts as text.
-    there: whether the pod counts as a member, because it is not being deleted and has not failed.
+    is_counted: whether the pod counts as a member, because it is not being deleted and has not failed.
     gated: whether the pod has Cardwise's scheduling gate.
     foreign_gate: a scheduling gate of another project, for which kube-scheduler waits; None for none.
     node: the pod's node; "" until it is bound.
@@ -173,12 +175,12 @@ class Member:
     uid: str
     name: str
     created: str = ""
-    there: bool = True
+    is_counted: bool = True
     gated: bool = False
     foreign_gate: str | None = None
     node: str = ""
     minimum: int | None = None
-    foreign: ForeignPodGroup | None = None
+    foreign_podgroup: ForeignPodGroup | None = None
     priority: int = 0
     queue_priority: int | None = None
     shape: str = ""

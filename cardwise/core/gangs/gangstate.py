@@ -46,11 +46,11 @@ class GangPlan(Mapping[str, str]):
 
 def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str | None]:
     """The minimum number of pods of the gang, 0 if unknown; and why the gang can never be complete, None if it can."""
-    if not roster.there:
+    if not roster.counted:
         return group.minimum or 0, "all its pods are ending"
     problem = next((f"{member.name}: {member.problem}" for member in roster.with_problem), None)
-    native = ForeignPodGroup.KUBERNETES in roster.foreign
-    if native and len(roster.foreign) > 1:
+    native = ForeignPodGroup.KUBERNETES in roster.podgroup_origins
+    if native and len(roster.podgroup_origins) > 1:
         problem = problem or "some of its pods name it by spec.schedulingGroup, others by annotation or label"
     if group.minimum is not None:
         minimum = group.minimum
@@ -126,9 +126,9 @@ class Gang:
         member = self._roster.share_request(member)
         self.members[member.uid] = member
         self._update_roster(member_before, member)
-        if member_before is None or member_before.there != member.there:
+        if member_before is None or member_before.is_counted != member.is_counted:
             self._start_over(now)
-        if not member.there:
+        if not member.is_counted:
             return self._remove_member(member, now)
         if member.node and (member_before is None or not member_before.node):
             self._progress = now
@@ -142,7 +142,7 @@ class Gang:
             return None
         self._update_roster(member, None)
         self._unpermitted_uids.discard(uid)
-        if member.there:
+        if member.is_counted:
             self._start_over(now)
         return self._remove_member(member, now)
 
@@ -167,19 +167,19 @@ class Gang:
         return self._minimum_and_problem()[1]
 
     @property
-    def there(self) -> Sequence[Member]:
+    def counted_members(self) -> Sequence[Member]:
         """The members that count, the oldest first. Like the gang's other sequences, this one changes with the gang."""
-        return self._roster.there
+        return self._roster.counted
 
     @property
-    def bound(self) -> Sequence[Member]:
+    def bound_members(self) -> Sequence[Member]:
         """The members that have a node."""
         return self._roster.bound
 
     @property
-    def foreign(self) -> Collection[ForeignPodGroup]:
+    def foreign_podgroups(self) -> Collection[ForeignPodGroup]:
         """The API groups of other projects' PodGroups that members name."""
-        return {kind for kind in self._roster.foreign if kind is not None}
+        return {kind for kind in self._roster.podgroup_origins if kind is not None}
 
     @property
     def has_minimum_from_member(self) -> bool:
@@ -194,7 +194,7 @@ class Gang:
     @property
     def foreign_gate(self) -> str | None:
         """The scheduling gate of another project that keeps the gang from being complete, with its pod; or None."""
-        if self.complete or len(self.there) < self.minimum:
+        if self.complete or len(self.counted_members) < self.minimum:
             return None
         return next(
             (f"{m.name} has the scheduling gate {m.foreign_gate}" for m in self._roster.with_foreign_gate), None
@@ -232,7 +232,7 @@ class Gang:
     def rank(self) -> Rank:
         """The rank of the gang: the gang with the smallest rank goes first."""
         if self._rank is None:  # cached: it is read thousands of times between two changes
-            oldest = self.there[0] if self.there else None
+            oldest = self.counted_members[0] if self.counted_members else None
             highest = max(self._roster.priorities, default=0)
             self._rank = gang_rank(oldest, highest, self.group.priority, self.key)
         return self._rank
@@ -268,7 +268,7 @@ class Gang:
 
         Members whose reservation has expired come last, so other members are planned instead if there are enough.
         """
-        free, missing_count = self._roster.free, max(0, self.minimum - len(self.bound))
+        free, missing_count = self._roster.free, max(0, self.minimum - len(self.bound_members))
         if not self._unpermitted_uids:
             return list(free[:missing_count])
         punctual_members = list(
@@ -405,8 +405,8 @@ class Gang:
         are still bound if cards for them become free. If no member is bound, the gang waits again until all members can
         be bound.
         """
-        self.evicting = {member.uid for member in self.bound}
-        self.forward, self.committed = bool(self.bound), False
+        self.evicting = {member.uid for member in self.bound_members}
+        self.forward, self.committed = bool(self.bound_members), False
         self._back_off("the gang could not be bound whole and is rolled back", now)
         return self.reason
 
@@ -415,7 +415,7 @@ class Gang:
         """Whether the gang is `forward`, has no bound member, and can no longer be bound as planned: a former leader
         committed it, or the plan has fewer members than the minimum.
         """
-        return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
+        return self.forward and not self.bound_members and (not self.committed or len(self.plan) < self.minimum)
 
     def reset(self, now: float) -> PlanEndReason:
         """Reset an abandoned gang: it waits again until all members can be bound. No Binding may be in progress."""
@@ -461,22 +461,22 @@ class Gang:
             return None if self.ran else self._mark_running(now)
         minimum, problem = self._minimum_and_problem()
         if self.evicting:
-            self.evicting = {uid for uid in self.evicting if (m := self.members.get(uid)) and m.there and m.node}
-        if self.ran and not self.bound:
+            self.evicting = {uid for uid in self.evicting if (m := self.members.get(uid)) and m.is_counted and m.node}
+        if self.ran and not self.bound_members:
             self.ran = False
             self.since = now
-        if not self.ran and self.bound and (self.forward or not self.evicting):
-            is_whole = not problem and len(self.bound) >= minimum
+        if not self.ran and self.bound_members and (self.forward or not self.evicting):
+            is_whole = not problem and len(self.bound_members) >= minimum
             if is_whole or (self.group.running and not self.forward):
                 return self._mark_running(now)
         if self.ran or self.evicting:
             return None
-        if self.bound and not self.forward and not problem:  # a gang without a minimum cannot be bound in part
+        if self.bound_members and not self.forward and not problem:  # a gang without a minimum cannot be bound in part
             end_reason = self.cancel_plan("a member was bound by another scheduler", now)
             self.forward = True
             self.since = self._progress = now
             return end_reason
-        if self.forward and not self.bound and not self.plan:
+        if self.forward and not self.bound_members and not self.plan:
             self.forward = self.committed = False
             self.since = now
         return None
@@ -497,7 +497,7 @@ class Gang:
         if member.uid in self.evicting and self.forward:
             self._clear()
             self.forward = False
-            self.evicting = {bound_member.uid for bound_member in self.bound}
+            self.evicting = {bound_member.uid for bound_member in self.bound_members}
             self._update_progress(now)
             return "the gang is rolled back"
         end_reason = self._handle_lost_reservation(

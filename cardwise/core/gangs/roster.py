@@ -21,22 +21,26 @@ _T = TypeVar("_T")
 class Roster:
     """Sequences of the members of one gang, by their state and oldest first. They change with the gang.
 
-    Members whose pods are gone (`there` is false) are in none of them.
+    Members whose pods are gone (`is_counted` is false) are in none of them.
     """
 
     def __init__(self) -> None:
         self._lists: list[tuple[Callable[[Member], bool], list[Member]]] = []
-        self.there = self._tracked_members(lambda m: m.there)
+        self.counted = self._tracked_members(lambda m: m.is_counted)
         self.ready = self._tracked_members(
-            lambda m: m.there and not m.foreign_gate
+            lambda m: m.is_counted and not m.foreign_gate
         )  # without a scheduling gate of another project
-        self.free = self._tracked_members(lambda m: m.there and not m.foreign_gate and not m.node)
-        self.bound = self._tracked_members(lambda m: m.there and bool(m.node))
-        self.gated = self._tracked_members(lambda m: m.there and m.gated)
-        self.with_foreign_gate = self._tracked_members(lambda m: m.there and bool(m.foreign_gate))
-        self.with_problem = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as written
+        self.free = self._tracked_members(lambda m: m.is_counted and not m.foreign_gate and not m.node)
+        self.bound = self._tracked_members(lambda m: m.is_counted and bool(m.node))
+        self.gated = self._tracked_members(lambda m: m.is_counted and m.gated)
+        self.with_foreign_gate = self._tracked_members(lambda m: m.is_counted and bool(m.foreign_gate))
+        self.with_problem = self._tracked_members(
+            lambda m: m.is_counted and bool(m.problem)
+        )  # cannot be placed as written
         self.minimums: Counter[int] = Counter()  # the minimums that members' annotations or labels set
-        self.foreign: Counter[ForeignPodGroup | None] = Counter()  # the API groups of the PodGroups that members name
+        self.podgroup_origins: Counter[ForeignPodGroup | None] = (
+            Counter()
+        )  # the API groups of the PodGroups that members name
         self.priorities: Counter[int] = Counter()
         # the requests and loads of members without a node
         self.kinds: Counter[tuple[PodRequest | None, Load]] = Counter()
@@ -66,9 +70,9 @@ class Roster:
             if member_now is not None and is_tracked(member_now):
                 insort(tracked_members, member_now, key=_age_key)
         for state, sign in ((member_before, -1), (member_now, 1)):
-            if state is None or not state.there:
+            if state is None or not state.is_counted:
                 continue
-            _add_count(self.foreign, state.foreign, sign)
+            _add_count(self.podgroup_origins, state.foreign_podgroup, sign)
             _add_count(self.priorities, state.priority, sign)
             if state.minimum is not None:
                 _add_count(self.minimums, state.minimum, sign)

@@ -156,7 +156,7 @@ class Ledger:
         if node is None:
             return [holding for state in self._nodes.values() for holding in state.holdings.values()]
         state = self._nodes.get(node)
-        return [self._holdings[uid] for uid in sorted({*state.holdings, *state.foreign})] if state else []
+        return [self._holdings[uid] for uid in sorted({*state.holdings, *state.foreign_hold_counts})] if state else []
 
     def nodes_of(self, holding: Holding) -> set[str]:
         """The nodes on which the holding counts: the node of its pod, and other nodes that report one of its cards or
@@ -353,11 +353,11 @@ class Ledger:
         self, state: NodeState, nodes_by_uuid: NodesByUuid, before: Iterable[str], now: Iterable[str]
     ) -> list[Holding]:
         """The holdings whose counts may change when the node's UUIDs change from `before` to `now`."""
-        uids = dict.fromkeys((*state.holdings, *state.foreign))
+        uids = dict.fromkeys((*state.holdings, *state.foreign_hold_counts))
         for uuid in set(now).difference(before):
             uids |= dict.fromkeys(nodes_by_uuid.pods_whose_node_lacks(uuid))
             for name in nodes_by_uuid.nodes(uuid):  # another node also reports this UUID
-                uids |= dict.fromkeys((*self._nodes[name].holdings, *self._nodes[name].foreign))
+                uids |= dict.fromkeys((*self._nodes[name].holdings, *self._nodes[name].foreign_hold_counts))
         return [self._holdings[uid] for uid in uids]
 
     def _other_nodes(self, state: NodeState, recounted: Iterable[Holding]) -> set[str]:
@@ -455,7 +455,7 @@ class Ledger:
             nodes_by_uuid.count_holding_elsewhere(uuid, uid, sign)
         for name in homes:
             if name != own.name:
-                self._own(name).count_foreign(uid, sign)
+                self._own(name).apply_foreign_hold(uid, sign)
                 self._mark_changed(name)
 
     def _forget_if_empty(self, state: NodeState) -> None:

@@ -32,7 +32,7 @@ class NodeState:
         "core",
         "device_holds",
         "devices",
-        "foreign",
+        "foreign_hold_counts",
         "former_kinds",
         "free",
         "free_core",
@@ -74,7 +74,8 @@ class NodeState:
         self.used: list[int] = []  # MiB
         self.generation = 0  # the ledger's generation when this state was last changed
         self.holdings: dict[str, Holding] = {}  # the holdings of the node's own pods, by UID
-        self.foreign: dict[str, int] = {}  # by UID of other nodes' pods: how many cards and devices here the pod holds
+        # by UID of other nodes' pods: how many cards and devices here the pod holds
+        self.foreign_hold_counts: dict[str, int] = {}
         self.devices: list[Device] = []  # devices other than GPUs
         self.device_holds: dict[
             str, int
@@ -172,13 +173,13 @@ class NodeState:
         else:
             del self.device_holds[uuid]
 
-    def count_foreign(self, uid: str, sign: int) -> None:
+    def apply_foreign_hold(self, uid: str, sign: int) -> None:
         """Count (sign 1) or no longer count (sign -1) a card or device here that a pod of another node holds."""
-        hold_count = self.foreign.get(uid, 0) + sign
+        hold_count = self.foreign_hold_counts.get(uid, 0) + sign
         if hold_count:
-            self.foreign[uid] = hold_count
+            self.foreign_hold_counts[uid] = hold_count
         else:
-            del self.foreign[uid]
+            del self.foreign_hold_counts[uid]
 
     def is_free(self, device: Device) -> bool:
         """Whether a pod could get this device of the node now."""
@@ -203,7 +204,7 @@ class NodeState:
         duplicate.free_core, duplicate.clients = self.free_core.copy(), self.clients.copy()
         duplicate.max_card_clients, duplicate.mps = self.max_card_clients, self.mps.copy()
         duplicate.generation = self.generation
-        duplicate.holdings, duplicate.foreign = self.holdings.copy(), self.foreign.copy()
+        duplicate.holdings, duplicate.foreign_hold_counts = self.holdings.copy(), self.foreign_hold_counts.copy()
         duplicate.devices, duplicate.device_holds = self.devices, self.device_holds.copy()
         duplicate.codes, duplicate._empty_codes = self.codes, self._empty_codes
         return duplicate

@@ -24,7 +24,7 @@ def pod(annotations=None, labels=None, gates=()):
         ({}, {NAME: "g", NUMBER: "3"}, Membership(name="g", minimum=3)),
         ({NAME: "g"}, {NAME: "other", NUMBER: "2"}, Membership(name="g", minimum=2)),
         ({NAME: "g"}, {}, Membership(name="g")),
-        ({}, {LABEL: "c"}, Membership(name="c", foreign=ForeignPodGroup.COSCHEDULING)),
+        ({}, {LABEL: "c"}, Membership(name="c", foreign_podgroup=ForeignPodGroup.COSCHEDULING)),
         ({NAME: "g"}, {LABEL: "c"}, Membership(name="g")),
     ],
 )
@@ -85,7 +85,7 @@ def rank(members, priority, key):
     roster = Roster()
     for member in reversed(members):
         roster.update_member(None, member)
-    return gang_rank(roster.there[0], max(roster.priorities), priority, key)
+    return gang_rank(roster.counted[0], max(roster.priorities), priority, key)
 
 
 def test_higher_priority_then_place_in_the_queue_then_age():

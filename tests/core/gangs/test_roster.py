@@ -16,12 +16,12 @@ members = st.builds(
     uid=some("abcdefgh"),
     name=some("xyz"),
     created=some(["1", "2"]),
-    there=some([True, True, False]),
+    is_counted=some([True, True, False]),
     gated=st.booleans(),
     foreign_gate=some([None, None, "a.example/gate"]),
     node=some(["", "", "n1"]),
     minimum=some([None, 2, 3]),
-    foreign=some([None, *ForeignPodGroup]),
+    foreign_podgroup=some([None, *ForeignPodGroup]),
     priority=some([0, 5]),
     load=some([Load(1, 1, 1), Load(2, 1, 1)]),
     problem=some(["", "", "it is wrong"]),
@@ -39,15 +39,15 @@ def test_counts_after_changes_equal_a_new_count(changes):
         if now is not None:
             known[uid] = now
         roster.update_member(before, now)
-        there = sorted((m for m in known.values() if m.there), key=lambda m: (m.created, m.name, m.uid))
-        assert roster.there == there
-        assert roster.ready == [m for m in there if not m.foreign_gate]
-        assert roster.free == [m for m in there if not m.foreign_gate and not m.node]
-        assert roster.bound == [m for m in there if m.node]
-        assert roster.gated == [m for m in there if m.gated]
-        assert roster.with_foreign_gate == [m for m in there if m.foreign_gate]
-        assert roster.with_problem == [m for m in there if m.problem]
-        assert roster.minimums == Counter(m.minimum for m in there if m.minimum is not None)
-        assert roster.foreign == Counter(m.foreign for m in there)
-        assert roster.priorities == Counter(m.priority for m in there)
-        assert roster.kinds == Counter((m.request, m.load) for m in there if not m.node)
+        counted = sorted((m for m in known.values() if m.is_counted), key=lambda m: (m.created, m.name, m.uid))
+        assert roster.counted == counted
+        assert roster.ready == [m for m in counted if not m.foreign_gate]
+        assert roster.free == [m for m in counted if not m.foreign_gate and not m.node]
+        assert roster.bound == [m for m in counted if m.node]
+        assert roster.gated == [m for m in counted if m.gated]
+        assert roster.with_foreign_gate == [m for m in counted if m.foreign_gate]
+        assert roster.with_problem == [m for m in counted if m.problem]
+        assert roster.minimums == Counter(m.minimum for m in counted if m.minimum is not None)
+        assert roster.podgroup_origins == Counter(m.foreign_podgroup for m in counted)
+        assert roster.priorities == Counter(m.priority for m in counted)
+        assert roster.kinds == Counter((m.request, m.load) for m in counted if not m.node)

@@ -90,7 +90,10 @@ WITHOUT_NUMBER = (
         ),
         pytest.param({names.GROUP_NAME: "a"}, {}, Membership(name="a"), id="a PodGroup says the number"),
         pytest.param(
-            {}, {names.COSCHEDULING: "a"}, Membership(name="a", foreign=ForeignPodGroup.COSCHEDULING), id="coscheduling"
+            {},
+            {names.COSCHEDULING: "a"},
+            Membership(name="a", foreign_podgroup=ForeignPodGroup.COSCHEDULING),
+            id="coscheduling",
         ),
     ],
 )
@@ -100,7 +103,7 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, memb
     assert member["metadata"]["labels"] == labels | {names.GANG: membership.name}
     assert core.gang_of(member) == membership
     assert limits(member) == [{names.GPU_MEM: "8138", names.SHARE: "1"}]
-    has_number = membership.minimum is not None or membership.foreign is not None
+    has_number = membership.minimum is not None or membership.foreign_podgroup is not None
     assert mutation_warnings(pod(annotations, labels)) == (() if has_number else (WITHOUT_NUMBER,))
     assert validate_pod(member).allowed
 
@@ -125,7 +128,7 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
         member = after_mutation(member_pod, Known(known_classes=RDMA))
         assert member["spec"]["schedulingGates"] == [GATE]
         assert member["metadata"]["labels"] == {names.GANG: "slurp.v1"}
-        assert core.gang_of(member) == Membership(name="slurp.v1", foreign=ForeignPodGroup.KUBERNETES)
+        assert core.gang_of(member) == Membership(name="slurp.v1", foreign_podgroup=ForeignPodGroup.KUBERNETES)
         assert validate_pod(member, Known(known_classes=RDMA)).allowed
     assert mutation_warnings(native()) == ()
     assert "schedulingGates" not in after_mutation(native(containers=[{"name": "ps"}]))["spec"], "it requests nothing"
