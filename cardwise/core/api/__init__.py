@@ -4,6 +4,7 @@ Input: decoded JSON of pods and of Cardwise's objects. Output: requests, assignm
 
     request          a pod's request of cards and devices. Read this first
     assignment       what the pod got: the annotations of a bound pod
+    claims           the same as an allocated ResourceClaim
     names            every name that leaves the process
     cards            a card as placement sees it
     cardlimits       the extender's limits per card, in its ConfigMap

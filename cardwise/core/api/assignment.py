@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values import quantity
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MAX_MIB, MiB, Percent
 from cardwise.core.values.wording import quote_text
 
@@ -263,18 +264,7 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
     With CDI the variable must name no card. The kubelet forgets the devices of a pod that was deleted by force, and may
     start its container without the CDI device. NVIDIA's runtime would then give the container the whole card.
     """
-    document: dict[str, Any] = {
-        "v": _VERSION,
-        "containers": {
-            key: [_encode_share(share) for share in shares_of] for key, shares_of in assignment.containers.items()
-        },
-    }
-    if assignment.devices:
-        document["devices"] = {
-            key: [[share.resource_class, share.uuid] for share in shares_of]
-            for key, shares_of in assignment.devices.items()
-        }
-    annotations = {names.ASSIGNMENT: json.dumps(document, separators=(",", ":"))}
+    annotations = {names.ASSIGNMENT: json.dumps(encode_document(assignment), separators=(",", ":"))}
     shares = assignment.shares()
     if shares:
         annotations |= {
@@ -294,6 +284,22 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
         annotations[names.FRACTION_OF + key] = card_fraction
         annotations[names.LIMIT_BYTES_OF + key] = str(limit * 1024 * 1024)
     return annotations
+
+
+def encode_document(assignment: Assignment) -> Json:
+    """The assignment as decoded JSON: the value of the annotation, and the parameters of a ResourceClaim."""
+    document: Json = {
+        "v": _VERSION,
+        "containers": {
+            key: [_encode_share(share) for share in shares_of] for key, shares_of in assignment.containers.items()
+        },
+    }
+    if assignment.devices:
+        document["devices"] = {
+            key: [[share.resource_class, share.uuid] for share in shares_of]
+            for key, shares_of in assignment.devices.items()
+        }
+    return document
 
 
 def _encode_share(share: CardShare) -> list[int | str]:
@@ -320,27 +326,38 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
     """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:
-        assignment = _decode_own(text, loads)
-    elif names.GPUSHARE_ALLOCATION in annotations:
+        try:
+            document = loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {quote_text(text)}") from error
+        return decode_document(document, names.ASSIGNMENT, text)
+    if names.GPUSHARE_ALLOCATION in annotations:
         assignment = _decode_framework(annotations)
     elif names.IDX in annotations:
         assignment = _decode_gpushare(annotations)
     else:
         return None
+    _check_limits(assignment)
+    return assignment
+
+
+def _check_limits(assignment: Assignment) -> None:
     if any(share.mem > MAX_MIB or share.total > MAX_MIB for share in assignment.shares()):
         raise InvalidAssignment("a share has more MiB than any GPU")
     if any(share.index > _MAX_NUMBER or share.core > _MAX_NUMBER for share in assignment.shares()):
         raise InvalidAssignment("a share has an index or percent beyond those of any GPU")
-    return assignment
 
 
-def _decode_own(text: str, loads: Callable[[str], Any]) -> Assignment:
+def decode_document(document: Any, source: str, text: str = "") -> Assignment:
+    """The assignment that `encode_document` has written. Raises InvalidAssignment.
+
+    document: decoded JSON of any form.
+    source: where the document was found, for the message.
+    text: the document as found, which the message quotes.
+    """
     try:
-        document = loads(text)
         if document["v"] != _VERSION:
-            raise InvalidAssignment(
-                f"{names.ASSIGNMENT} has version {quote_text(document['v'])}, this program reads {_VERSION}"
-            )
+            raise InvalidAssignment(f"{source} has version {quote_text(document['v'])}, this program reads {_VERSION}")
         containers = {
             _get_text(key): tuple(_decode_share(*share) for share in shares)
             for key, shares in document["containers"].items()
@@ -349,10 +366,12 @@ def _decode_own(text: str, loads: Callable[[str], Any]) -> Assignment:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidAssignment):
             raise
-        raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {quote_text(text)}") from error
+        raise InvalidAssignment(f"{source} is unreadable" + (f": {quote_text(text)}" if text else "")) from error
     if not (containers or devices) or not all(containers.values()) or not all(devices.values()):
-        raise InvalidAssignment(f"{names.ASSIGNMENT} names no GPU")
-    return Assignment(containers, devices)
+        raise InvalidAssignment(f"{source} names no GPU")
+    assignment = Assignment(containers, devices)
+    _check_limits(assignment)
+    return assignment
 
 
 def _get_text(text: str) -> str:

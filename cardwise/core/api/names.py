@@ -34,6 +34,13 @@ REQUESTED: Final = (GPU_MEM, GPU_COUNT, GPU_CORE, WHOLE_GPU)  # the resources th
 # whose manifest may set another UID.
 POD_UID: Final = "^[0-9A-Za-z-]{1,128}$"
 
+# Allocation by ResourceClaim (scheduler.mode=claims): core/api/claims.py.
+DRIVER: Final = GROUP  # the DRA driver and its DeviceClass
+# Scheduling gate of a pod without an allocated claim. The extender removes it; for a gang, once all members have one.
+ALLOCATION_GATE: Final = "cardwise.dev/allocation"
+POD_CLAIM: Final = "cardwise"  # the claim's name inside the pod: in spec.resourceClaims and in resources.claims
+CLAIM_PREFIX: Final = "cardwise-"  # of the ResourceClaim's own name; 16 random hexadecimal digits follow
+
 # Annotations of gpushare's protocol, which bind writes.
 IDX: Final = "ALIYUN_COM_GPU_MEM_IDX"
 POD_MEM: Final = "ALIYUN_COM_GPU_MEM_POD"

@@ -181,6 +181,12 @@ def containers(pod: Json) -> Iterator[Container]:
         yield Container(str(i), f"spec.containers[{i}]", container, ordinary_init=False)
 
 
+def names_claim(container: Container) -> bool:
+    """Whether the container gets devices of the pod's ResourceClaim (scheduler.mode=claims)."""
+    entries = (container.spec.get("resources") or {}).get("claims") or ()
+    return any(entry.get("name") == names.POD_CLAIM for entry in entries)
+
+
 def write_device_classes(classes: Iterable[str]) -> str:
     """The value of the annotation `names.DEVICE_CLASSES`.
 
@@ -294,7 +300,8 @@ def parse_mutated(pod: Json) -> PodRequest | None:
             and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
             and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
         )
-        if (c.key in slots and str(limits.get(names.SHARE)) != "1") or (c.key in card_containers and not canonical):
+        has_slot = str(limits.get(names.SHARE)) == "1" or names_claim(c)
+        if (c.key in slots and not has_slot) or (c.key in card_containers and not canonical):
             raise NotRewritten(
                 f"{c.path}.resources.limits",
                 "the pod was not rewritten by the Cardwise webhook",
@@ -436,10 +443,10 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
 
 
 def _is_rewritten(container: Container) -> bool:
-    """Whether the webhook has rewritten the container: the container requests a slot or, if another webhook removed the
-    slot, has the variable NVIDIA_VISIBLE_DEVICES with the webhook's source.
+    """Whether the webhook has rewritten the container: the container requests a slot or names the pod's claim, or, if
+    another webhook removed the slot, has the variable NVIDIA_VISIBLE_DEVICES with the webhook's source.
     """
-    if names.SHARE in _get_resources(container, "limits"):
+    if names.SHARE in _get_resources(container, "limits") or names_claim(container):
         return True
     path = f"metadata.annotations['{names.DEVICES_OF}"
     return any(
