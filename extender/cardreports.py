@@ -7,9 +7,9 @@ receive the reports of all nodes late.
 Theory of operation. Each node has credit for `_MAX_CREDIT_SHARES` shares, and regains `_SHARES_PER_SECOND`. While the
 node has credit, its changes are handed over at once, in the reflector's thread. Without credit, the newest object of
 each of its cards waits. `hand_over_waiting`, called several times a second, hands over one card of each node in turn as
-the node regains credit. At most one object waits for each card. A cordon never waits: only people write cordons, so a
-node cannot send many. Other changes of a node without credit may be late. This affects only the node's own cards, so
-scheduling continues.
+the node regains credit. At most one object waits for each card. A cordon is handed over at once in any case: only
+people write cordons, so there are few. Other changes of a node without credit may be late. This affects only the node's
+own cards, so scheduling continues.
 
 Example: a node writes 20 reports a second, each with 512 new shares. A report costs 1,025: 1, and 1 for each share that
 is new or gone. So 4 of the reports are handed over at once, and then one in 5 seconds. The reports of other nodes are

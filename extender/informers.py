@@ -53,7 +53,7 @@ class Informers:
 
     listed: called after each list of all pods.
 
-    No call is served until all seven lists are complete, since a pod could exceed a quota that is not listed yet.
+    Calls are served once all seven lists are complete: with a missing quota, for example, pods could exceed it.
     """
 
     def __init__(
@@ -164,15 +164,15 @@ class Informers:
     def lease_blockers(self, *, holds: bool, leads: bool) -> list[str]:
         """Why this process should leave the Lease to other extenders, one line for each reason.
 
-        holds: whether this process has the Lease now. If it has, longer interruptions are tolerated, so that a short
-            outage does not end its epoch.
+        holds: whether this process has the Lease now. During an epoch, longer interruptions are tolerated: a short
+            outage must not end the epoch.
         leads: whether its leader epoch has begun. An epoch cannot begin without the list of PodGroups; after that, pods
             without a gang are placed even if the watch of PodGroups is interrupted.
 
-        Another extender may have watches when this one has none, since the cause can be the node, the network or the
-        rights of this process. A process without watches does not acquire the Lease either. So if no process has
-        watches, there is no leader. This costs nothing, because no pod is placed from outdated data anyway. And the
-        Lease does not move between processes without watches.
+        Another extender may have watches when this process has none: the cause can be the node, the network or the
+        rights of this process. A process without watches does not acquire the Lease. So if all processes lack watches,
+        there is no leader. This costs nothing, because no pod is placed from outdated data anyway, and it keeps the
+        Lease from moving between such processes.
         """
         if not holds:
             needed = dict.fromkeys((*self._restricting, *self._decisive), OUTDATED_SECONDS)

@@ -334,7 +334,7 @@ class State:
         )
 
     def score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
-        """The policy's score of each node that fits, as if the pod had no reservation.
+        """The policy's score of each node that fits. The pod's own reservation is ignored.
 
         Reuses the result of `score_fitting_nodes` once, if it is less than `_SCORED_SECONDS` old. This is safe, because
         bind checks the cards again.
@@ -350,7 +350,7 @@ class State:
     def assume(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
     ) -> Assumed | KnownBinding | Refusal:
-        """Reserve the cards for the pod's Binding, until its outcome is recorded; returns them.
+        """Reserve the cards for the pod's Binding until the outcome of the Binding is recorded. Returns the cards.
 
         request: None for a pod that requests no card.
         epoch: the leader epoch in which this process may post.
@@ -404,8 +404,8 @@ class State:
                 self.gangs.mark_posted(uid)
 
     def pending_bindings(self) -> set[str]:
-        """The UIDs of pods that a Binding of this process may still bind. They keep their cards until the outcome is
-        known.
+        """The UIDs of pods that a Binding of this process may still bind. These pods keep their cards until the outcome
+        is known.
         """
         with self._lock:
             return self._reservations.pending_bindings()
@@ -451,7 +451,9 @@ class State:
             self._reservations.on_lookup_failed(uid)
 
     def next_requeue_node(self) -> str | None:
-        """The node to annotate so that pending pods are tried again; at most one node a second (`schedulingqueue`)."""
+        """The node whose annotation is to change, so that pending pods are tried again. At most one node a second
+        (`schedulingqueue`).
+        """
         with self._lock:
             self._cache.sync_cards()
             return self._queue.next_requeue_node(self._inventory.nodes)
@@ -483,7 +485,7 @@ class State:
     def take_overcommitted_nodes(self) -> set[str]:
         """The nodes with overcommitted cards or devices (`overcommit_details`).
 
-        Checks only nodes on which pods were bound, or whose cards moved, since the last call.
+        Checks only nodes with newly bound pods or moved cards since the last call.
         """
         with self._lock:
             self._cache.sync_cards()

@@ -4,12 +4,12 @@ Errors, by verb:
 
 - filter, bind: status 200 and the field `Error`. kube-scheduler does not show users the body of a response with another
   status.
-- preempt: its response has no field for errors, so a call that cannot be served gets status 503. Nominations stay.
-- prioritize: its response has no field for errors either, and kube-scheduler ignores failures of this verb. A malformed
-  call gets status 400; otherwise the list of scores is empty.
+- preempt: its response has no field for errors, so the extender refuses such a call with status 503. Nominations stay.
+- prioritize: the response has no field for errors, and kube-scheduler ignores failures of this verb. A malformed call
+  gets status 400; otherwise the list of scores is empty.
 
-The calls of kube-scheduler's four verbs do not pass through Flask. Flask took a third of the CPU time of a bind, and
-more of a filter, and the verbs only need the body of the call.
+The calls of kube-scheduler's four verbs do not pass through Flask. These verbs only need the body of the call, and
+Flask took more than a third of their CPU time.
 """
 
 import math
@@ -50,10 +50,10 @@ _FAILED_TEXT = "the extender failed on this call; see its log"
 class AppComponents:
     """The components of the extender that the HTTP paths call.
 
-    unsynced_lists: returns the lists that are not complete yet, one line for each; no call is served before all are
-    complete. A standby is ready as well, so that a rolling update continues.
-    outdated_watches: returns the interrupted watches, one line for each; no pod is placed while there are any. The
-        process stays ready, because another extender would have no newer data.
+    unsynced_lists: returns the incomplete lists, one line for each. Calls are served once all lists are complete. A
+        standby is ready as well; otherwise a rolling update would stop.
+    outdated_watches: returns the interrupted watches, one line for each. While a watch is interrupted, no pod is
+        placed. The process stays ready, because another extender would have no newer data.
     disconnected_seconds: returns for each kind of object the seconds without a watch, in which events may be missed.
     notice: see `verbs.filter_nodes`.
     inspect_unit: the unit of memory in the responses of inspect.

@@ -113,8 +113,8 @@ class Metrics:
 class GaugeReaders(Collector):
     """Gauges that are read at each scrape: counts by label, except `staleness_seconds` and `disconnected_seconds`.
 
-    Each label has a fixed set of values. Metrics of each card and pod come from the device plugins: here they would be
-    40,000 lines.
+    Each label has a fixed set of values. Metrics of single cards and pods come from the device plugins, because a large
+    cluster has 40,000 of them.
     """
 
     reservations: Callable[[], Mapping[str, int]]

@@ -1,6 +1,6 @@
 """The verbs filter, prioritize, preempt and inspect: from the arguments of a call to its result.
 
-This module does not use HTTP, so tests call the verbs without a server. The verb bind is in `binding.binder`.
+The verbs are independent of HTTP, so tests need no server. The verb bind is in `binding.binder`.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,8 @@ class AnswerSettings:
     """Settings of the results.
 
     policy: the placement policy of pods that name none.
-    one_best_node: whether filter returns one node for pods without soft preferences and without the annotation.
+    one_best_node: whether filter returns only the best node, for pods that have neither soft preferences nor the
+        annotation.
     """
 
     policy: str
@@ -137,8 +138,8 @@ def takes_long(args: FilterArgs) -> bool:
 def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs, call: Call = Call()) -> list[HostPriority]:
     """The scores of the nodes: whole numbers from 0 to TOP. `call` limits the search as in `filter_nodes`.
 
-    Exactly one node has TOP, since kube-scheduler chooses at random between equal scores. All scores are 0 if the pod
-    requests no GPU or no node fits.
+    Exactly one node has TOP, since kube-scheduler chooses at random between equal scores. If the pod requests no GPU,
+    or fits on no node, all scores are 0.
     """
     pod, candidates = args.parsed_pod, args.candidate_names() or []
     try:

@@ -367,10 +367,10 @@ def confirm_bindings(
     due: the pods, from `State.overdue_bindings`. A pod whose look-up does not start within `_LOOK_UP_PASS_SECONDS` is
         looked up by a later call.
 
-    The leader releases a reservation only after it has fenced the pod; if fencing fails, the reservation stays. An
-    extender that is not the leader releases nothing until another extender has led: it may become leader again, and
-    then needs its reservations. Once another extender has led, the next epoch reads all pods anyway. After a failed
-    look-up the pod is looked up again later, after the other pods.
+    The leader releases a reservation only after it has fenced the pod; if fencing fails, the reservation stays. A
+    standby keeps all reservations, since it needs them if it becomes leader again. If another extender leads in
+    between, the next epoch reads all pods anyway. If a look-up fails, it is repeated after the look-ups of all other
+    pods.
     """
     until, epoch = clock.now() + _LOOK_UP_PASS_SECONDS, leadership.epoch()
     if epoch is None and leadership.is_uninterrupted():

@@ -1,7 +1,7 @@
 """Lets bind calls of gang members wait for the other members, each in its thread.
 
-One more thread watches the connections of the waiting calls. kube-scheduler ends a call only by closing its connection,
-when its timeout is over. Then the permit of the gang is cancelled, because this member can no longer be bound.
+One more thread watches the connections of the waiting calls. If kube-scheduler's timeout ends, it closes the call's
+connection. Then the permit of the gang is cancelled, because this member can no longer be bound.
 """
 
 import select

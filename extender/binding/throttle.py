@@ -3,8 +3,8 @@
 kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost). A third bind at the same time
 needs a new connection with a TLS handshake, which costs both sides more than the bind itself. So while several binds
 are in progress, filter responds a little later; kube-scheduler calls filter for one pod after the other. The allowed
-number of concurrent binds depends on the API server: to reach the same number of binds per second, a slower API server
-needs more concurrent binds. The fastest of the latest responses shows whether the API server is slow or only busy.
+number of concurrent binds depends on the API server: a slower one needs more concurrent binds for the same number of
+binds per second. The fastest of the latest responses shows whether the API server is slow or only busy.
 """
 
 import threading

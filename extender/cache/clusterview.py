@@ -1,8 +1,8 @@
 """The view of the cluster that planners read: live, as part of `Cache`, or as a snapshot
 (docs/design/0032-snapshots.md).
 
-A planner may change its snapshot, and needs no lock to use it. The live view is not thread-safe: the caller holds the
-lock of `State`.
+A planner may read and change its snapshot without the lock. The live view is not thread-safe: the caller holds the lock
+of `State`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +72,8 @@ class _Moment(NamedTuple):
 
 
 class ClusterView:
-    """The cluster as planners see it: cards and their holdings, nodes' cpu and memory, quotas, PodDisruptionBudgets,
-    and the reservations for nominated pods and for a gang.
+    """The cluster as planners see it. It has cards with their holdings, the nodes' cpu and memory, quotas, and
+    PodDisruptionBudgets. It also has the reservations for nominated pods and for a gang.
 
     places_ahead: returns the places that are reserved before kube-scheduler calls filter.
     leader_changes: how often all plans were discarded because the leader changed.
@@ -131,9 +131,8 @@ class ClusterView:
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
-        """Whether the plan can still be bound.
-
-        Its cards and devices must be valid (`are_planned_cards_valid`), and no quota may be exceeded.
+        """Whether the plan can still be bound: its cards and devices are valid (`are_planned_cards_valid`), and it
+        exceeds no quota.
         """
         return self.are_planned_cards_valid(holding, request) and self.first_beyond_quotas([holding]) is None
 
@@ -145,8 +144,8 @@ class ClusterView:
         return _are_cards_valid(state, holding.assignment, request)
 
     def first_beyond_quotas(self, holdings: Sequence[Holding]) -> Holding | None:
-        """A holding that uses some of an amount that exceeds a quota: the first one that the first exceeded entry
-        counts. None if there is none.
+        """The first holding that counts towards an exceeded quota entry; None if no entry is exceeded. If several
+        entries are exceeded, the first entry is used.
 
         holdings: of pods of one namespace. The ledger counts them.
         """
@@ -279,8 +278,8 @@ class Changes(NodeChanges):
 def _are_cards_valid(node: NodeState, assignment: Assignment, request: PodRequest) -> bool:
     """Whether the cards and devices of this assignment, which the node counts, can still be used for the request.
 
-    Each card must exist, accept shares, have the capacity and the requested class, and its MPS must admit the pod. Each
-    device must exist and be free.
+    Each card must exist, accept shares, be of the requested class, and have the capacity; MPS on the card must admit
+    the pod. Each device must exist and be free.
     """
     if not is_valid_grant(assignment, node.devices, node.device_holds):
         return False

@@ -33,7 +33,8 @@ class PodPlan(NamedTuple):
         Binding may bind one of them.
     replaced: UIDs of pods whose reservations the plan replaces: the pods themselves, and overtaken nominated pods.
     own_uids: UIDs of pods whose reserved cards the plan may use.
-    rank, priority: the position of the pods in the order; it decides which reservations of other pods they respect.
+    rank, priority: the position of the pods in the scheduling order. The pods must respect other pods' reservations
+        that come earlier.
     """
 
     snapshot: ClusterView
@@ -104,7 +105,7 @@ class Commit:
         return self._plan.is_wanted()
 
     def do_nodes_take_pods(self) -> bool:
-        """Whether the nodes exist, and none was closed (cordoned, or without slots) since the snapshot."""
+        """Whether all nodes of the plan exist and are still open: not cordoned, and with slots."""
         loads, loads_then = self._cluster.loads, self._plan.snapshot.loads
         return all(
             loads.free_load(node) is not None and (loads.is_open(node) or not loads_then.is_open(node))
@@ -116,13 +117,13 @@ class Commit:
         return self._cluster.has_free_load_for(self._changed_places)
 
     def have_cards_capacity(self) -> bool:
-        """Whether each card exists, is healthy, not cordoned and of the class, admits the pod by MPS, and has the
-        capacity.
+        """Whether each card can take its share: it exists, is open, is of the requested class, and has the capacity.
+        MPS on the card must admit the pod.
         """
         return self._cluster.has_cards_for(self._changed_places)
 
     def are_labels_same(self) -> bool:
-        """Whether the nodes still have the labels from which the pods' policies ranked them (`Policy.rank_nodes`)."""
+        """Whether the node labels that the pods' policies have read are unchanged (`Policy.rank_nodes`)."""
         loads, loads_then = self._cluster.loads, self._plan.snapshot.loads
         return all(
             loads.labels(place.node) == loads_then.labels(place.node)

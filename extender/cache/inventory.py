@@ -1,5 +1,4 @@
-"""The inventory: the cards and devices that nodes report, their ResourceClasses, and the shares of deleted pods on
-them.
+"""The inventory: the cards and devices that nodes report, with their ResourceClasses and the shares of deleted pods.
 
 This module only records the reports; `reservations` decides which shares use capacity. Not thread-safe: the caller
 holds the lock of `State`.

@@ -2,9 +2,9 @@
 (`cardwise.kube.pods.loads`).
 
 Loads are sums of requests, as in kube-scheduler. The gang planner reads the free amounts, since it plans a gang before
-kube-scheduler has seen all of its members. Preemption reads the pods of a node. Not thread-safe: the caller holds the
-lock of `State`. A snapshot shares data with the original: maps with an entry for each pod are immutable, and the values
-of all other maps are replaced, never changed.
+kube-scheduler has seen all members. Preemption reads the pods of a node. Not thread-safe: the caller holds the
+lock of `State`. A snapshot shares data with the original. This is safe: maps with an entry for each pod are immutable,
+    and values of the other maps are only replaced.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -212,7 +212,7 @@ class NodeLoads:
         return record is not None and record.schedulable and self.offers_shares(node)
 
     def is_unavailable(self, node: str) -> bool:
-        """Whether the node takes no pods at present: it was deleted, it is closed, or its kubelet is unreachable."""
+        """Whether the node was deleted, is closed, or has an unreachable kubelet."""
         record = self._nodes.get(node)
         return (
             record is None

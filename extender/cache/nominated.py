@@ -1,7 +1,7 @@
 """Cards that are reserved for nominated pods, as holdings. The ledger has these holdings only while a later pod is
 placed.
 
-If this extender has answered the preempt call, it knows the cards. If another extender has answered the call, only the
+If this extender has answered the preempt call, the cards are known. If another extender has answered the call, only the
 node is known, from the pod's status. Then this module computes the cards that the pod would get once the terminating
 pods are gone. Not thread-safe: the caller holds the lock of `State`.
 """
@@ -74,8 +74,8 @@ class NominatedPods:
         return NominatedPods(snapshot, self._policy)
 
     def reserved_nodes(self, excluded: Collection[str], priority: int) -> set[str]:
-        """The nodes with cards that pods of this priority must not use, since they are reserved for pods not in
-        `excluded`.
+        """The nodes with cards that pods of this priority must leave to nominated pods. Ignores the reservations of the
+        pods `excluded`.
         """
         return {node for _, node, _ in self._nominations.reserved_places(excluded, priority)}
 
@@ -170,8 +170,8 @@ class NominatedPods:
     ) -> Victims | None:
         """The cards for the pod on the node once the node's terminating pods and the pods `removed` are gone.
 
-        None if the pod does not fit then. Ignores the reservations for other nominated pods, because this method
-        computes these reservations too.
+        None if the pod does not fit then. Ignores the reservations for other nominated pods, because they are computed
+        by this method, too.
         """
         full_node = self._make_full_node(claimant, node, removed=removed)
         if full_node is None:

@@ -1,8 +1,8 @@
-"""Nominations: which cards are reserved for which pod after a preemption, so that no later pod takes them.
+"""Nominations: the cards that are reserved for a pod after a preemption. No later pod may take them.
 
-Nominations are the second part of the table of reservations (`reservations`). The table ends a nomination when its pod
-ends. A pod can have a nomination and a reservation at the same time, since its plan may change several times while its
-victims terminate::
+Nominations are the second part of the table of reservations (`reservations`). The table ends a nomination when the
+nominated pod ends. A pod can have a nomination and a reservation at the same time: the plan may change several times
+while the victims terminate::
 
               preempt is answered              the pod's status names one of them
     (none) ──────────────────────► several nodes ──────────────────────► one node ──► (none): bound, gone, its time
@@ -12,14 +12,13 @@ victims terminate::
        └──────────────────────────────────────────────────────────────────┘
           the extender evicts, or a status names a node that another extender has answered
 
-The cards of nominations are not in the ledger, because only pods that come after the nominated pod must not use them.
-kube-scheduler has its nominator beside its cache for the same reason.
+The cards of nominations are not in the ledger, because pods that come before the nominated pod may use them.
+kube-scheduler has a nominator beside its cache for the same reason.
 
-kube-scheduler writes the node into the pod's status, and includes the pod in its own totals of that node. Only the
-extender knows
-which card becomes free: it remembers its answer to preempt, and reads the node from the watch of pods, or from
-kube-scheduler's next call if the watch is late. If another extender has answered preempt, the cards are searched again.
-Not thread-safe: the caller holds the lock of `State`.
+kube-scheduler writes the node into the pod's status, and counts the pod in its own totals of that node. Only the
+extender knows which card becomes free, from its own answer to preempt. The extender reads the node from the watch of
+pods, or from kube-scheduler's next call if the watch is late. If another extender has answered preempt, the cards are
+searched again. Not thread-safe: the caller holds the lock of `State`.
 """
 
 import math
@@ -54,8 +53,8 @@ class NominatedPlace:
 
     assignment: the cards; None while the cards are not known.
     victims: the UIDs of the pods that are evicted for the nominated pod.
-    member_reservations: the cards that stay reserved for other members of the pod's gang meanwhile. Without them the
-        gang might not fit in the end, and the evictions would be in vain.
+    member_reservations: the cards that stay reserved for other members of the pod's gang meanwhile. Without these cards
+        the evictions might not suffice for the gang.
     searched_on: the data that the last search for the cards read, while the cards are not known. As long as these data
         are the same, another search would find no cards either.
     """
@@ -120,7 +119,7 @@ class Nominations:
         return self._by_pod
 
     def nominated_node(self, uid: str) -> str | None:
-        """The node where victims are evicted for the pod; None while it is not certain which node that is."""
+        """The node where victims are evicted for the pod; None while several nodes are possible."""
         nomination = self._by_pod.get(uid)
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else None
 
@@ -203,9 +202,8 @@ class Nominations:
     def set_node_from_status(self, claimant: WaitingPod, now: float) -> None:
         """Record the node in the status of the pending pod, if the status names a node.
 
-        If the status no longer names a node, kube-scheduler has found no pod to preempt. The reason may be that the
-        victims are deleted already while their cards are not free yet. So the cards stay reserved until the nomination
-        expires.
+        If the node was removed from the status, kube-scheduler has found no pod to preempt. Perhaps the victims are
+        deleted already, but their cards are still in use. So the cards stay reserved until the nomination expires.
         """
         nomination, node = self._by_pod.get(claimant.uid), claimant.nominated_node
         if not node or self._expired.get(claimant.uid) == node:
@@ -263,14 +261,14 @@ class Nominations:
         return has_ended
 
     def awaited_victims(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
-        """The victims on the node for whose end the pod waits, and the time to check again; None if the pod cannot use
-        the node.
+        """The victims on the node that the pod waits for, and the time to check again; None if the pod cannot use the
+        node.
 
         offered: whether kube-scheduler has offered the node in this call.
 
-        kube-scheduler deletes the victims immediately after the response. If the deletion of a victim has not begun
-        `_GOING_SECONDS` later, it will not begin. A single call may lack the node for many reasons. But if all calls
-        lack the node for `_KEEP_SECONDS`, the pod can no longer use the node.
+        kube-scheduler deletes the victims immediately after the response. A victim that still runs normally after
+        `_GOING_SECONDS` will not be deleted. A single call may lack the node for many reasons. But if all calls lack
+        the node for `_KEEP_SECONDS`, the pod can no longer use the node.
         """
         nomination = self._by_pod[uid]
         # kube-scheduler need not offer a node on which the extender itself evicts.
@@ -290,7 +288,7 @@ class Nominations:
     def reserved_places(
         self, excluded: Collection[str], priority: int
     ) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """The reserved places that pods of this priority must not use, each with its nominated pod and its node.
+        """The reserved places that pods of this priority must not use, each with the nominated pod and the node.
 
         These are the places of nominated pods of the same or a higher priority, without the pods `excluded`.
         kube-scheduler also respects nominated pods of equal priority.

@@ -59,20 +59,20 @@ def stop_when(is_over: Callable[[], bool]) -> Callable[[], None]:
 
 
 def limit_work(clock: Clock, seconds: float) -> Callable[[], None]:
-    """A pace for a planner whose result a call awaits. It never sleeps, and raises `PlanningStopped` after the thread
-    has used this many seconds of CPU time.
+    """A pace for a planner during a call. It never sleeps. It raises `PlanningStopped` once the thread has used
+    `seconds` of CPU time.
     """
     until = clock.cpu() + seconds
     return stop_when(lambda: clock.cpu() >= until)
 
 
 def pause(clock: Clock) -> None:
-    """Sleep for a moment between two holds of the lock, so that a call that waits for the lock gets it."""
+    """Sleep for a moment between two holds of the lock, so that waiting calls get the lock."""
     clock.sleep(_PAUSE_SECONDS)
 
 
 def pause_seconds(cost: float) -> float:
-    """The seconds to pause after unsuccessful work that took `cost` seconds, so that such work takes a tenth of all
+    """The seconds to pause after unsuccessful work of `cost` seconds. With these pauses, such work takes a tenth of the
     time.
     """
     return min(_MAX_PAUSE, PAUSE_FACTOR * cost)

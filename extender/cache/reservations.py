@@ -14,19 +14,19 @@ The life of a row::
 
 Not drawn: BINDING returns to WAITING if nothing was posted and the gang's plan still exists; ACCEPTED and UNCONFIRMED
 may end by a read of the pod; ORPHANED ends when the watch shows the pod again. If etcd was restored from a backup, the
-watch may show a bound or deleted pod as pending again. Then its row is UNCONFIRMED until a read of the pod, as after a
-lost response. Until that read the pod keeps its cards, and no Binding is posted for it; after the read only the reports
-of its node decide about its cards.
+watch may show a bound or deleted pod as pending again. Then the row is UNCONFIRMED until a read of the pod, as after a
+lost response. Until that read the pod keeps its cards, and no Binding is posted. After the read, the pod keeps a card
+only while the node reports the share.
 
-Watch events come at any time: if the watch shows a pod as bound, its row becomes BOUND from any phase, and the order of
-events does not matter. A row whose Binding was posted (BINDING, UNCONFIRMED, ACCEPTED) is ended only by its own thread,
-by a consistent read, or by a watch event, because the Binding may still bind the pod (rule 1 of docs/architecture.md).
-A row in TERMINATING ends when its node, which had reported the share, no longer reports it.
+Watch events come at any time and in any order. If the watch shows a pod as bound, the row becomes BOUND from any phase.
+A posted Binding may still bind its pod (rule 1 of docs/architecture.md). So a row in BINDING, UNCONFIRMED or ACCEPTED
+is ended only by its own thread, by a consistent read, or by a watch event. A row in TERMINATING ends when its node,
+which had reported the share, no longer reports it.
 
 A node's report is accepted for pods that were bound to that node. Shares of other pods in the report use capacity of
-the node's cards, but no quota (`unknown_holding`). The report may be right, since the extender does not know pods that
-were deleted while no extender ran. A report never changes shares on other nodes. If the pod has a known share of a
-card, on this node or under the node's former name, a report adds only the amount beyond that share (docs/design/0031).
+the node's cards, but no quota (`unknown_holding`). Such a report may be right: pods that were deleted while no extender
+ran are unknown to the extender. A report never changes shares on other nodes. If a share of the pod on the card is
+known already, also under a former name of the node, the report adds only the excess (docs/design/0031).
 
 In addition to its row a pod may have a nomination: cards that become free because other pods are evicted
 (`nominations`). The nomination ends with the pod, too.
@@ -187,8 +187,8 @@ class Timeouts:
     confirmation: within what time after a post the watch must show the pod bound; after that the pod is looked up. It
         is longer than the API server may work on one request.
     restored: how long a pod keeps its cards after a restore of etcd made it pending again. In this time the node
-        notices the restore and reports the pod's containers. That takes at most the longest pause of a watch, the time
-        until a silent watch counts as broken, and one pass of the device plugin.
+        notices the restore and reports the pod's containers. That takes at most the sum of three times: the longest
+        pause of a watch, the time until a silent watch counts as broken, and one pass of the device plugin.
     """
 
     reservation: float = RESERVATION_SECONDS
@@ -271,7 +271,8 @@ class Reservations:
         """The holding that a node's report adds to the node's cards; None if the report adds nothing.
 
         Leaves out the pod's known shares of these cards, under this or another name of the node. The remaining shares
-        belong to a former binding of the pod, whose containers still run (etcd was restored from a backup).
+        belong to a former binding of the pod: etcd was restored from a backup, and the containers of that binding still
+        run.
         """
         known_holding = self.holding(report.uid)
         if known_holding is not None and known_holding.node == report.node and known_holding.assignment.is_gpushare:
@@ -296,7 +297,7 @@ class Reservations:
         return row is not None and row.phase is Phase.BOUND and row.node == node
 
     def known_binding(self, uid: str) -> KnownBinding | None:
-        """The node and cards to which the pod is or may be bound; None if no Binding can have bound it."""
+        """The node and cards to which the pod is or may be bound; None if the pod is certainly unbound."""
         row = self._rows.get(uid)
         if row is None or row.phase in UNPOSTED_PHASES or row.phase is Phase.ORPHANED:
             return None
@@ -410,11 +411,7 @@ class Reservations:
             raise
 
     def record_binding_outcome(self, uid: str, phase: Phase | None) -> None:
-        """Record how the posting of the Binding ended: ACCEPTED, UNCONFIRMED, or None if certainly no call has bound
-        the pod.
-
-        After None, a pod in the plan of its gang is WAITING again.
-        """
+        """Record how the posting of the Binding ended. After None, a pod in the plan of its gang is WAITING again."""
         row = self._rows.get(uid)
         if row is None or row.phase is not Phase.BINDING:
             return  # the watch has shown the pod bound since, to this node or another one
@@ -432,8 +429,8 @@ class Reservations:
     def mark_bound(self, pod: PodRecord) -> None:
         """Record that the watch shows the pod on its node. No further Binding of ours can bind it.
 
-        A pod without an assignment requests no card, or another program has bound it. If the pod is on the node that
-        this extender had chosen, its annotations may be unreadable; then it keeps the known cards.
+        A pod without an assignment either requests no card or was bound by another program. If the annotations are
+        unreadable, but the pod is on the node that this extender had chosen, the pod keeps the known cards.
         """
         self._drop_nomination(pod.uid, pod.node, pod.assignment)
         row_before = self._rows.get(pod.uid)
@@ -467,7 +464,7 @@ class Reservations:
             self._set_phase(row, Phase.UNCONFIRMED)
 
     def mark_deleted(self, uid: str, *, ended: bool) -> None:
-        """Record that the pod object was deleted. Its cards become free only when its containers have ended.
+        """Record that the pod object was deleted. The cards become free only when the containers have ended.
 
         ended: whether the containers have ended already.
         """
@@ -483,8 +480,8 @@ class Reservations:
             self._mark_terminating(row)
 
     def mark_unreported(self, report: ShareReport) -> None:
-        """Record that a card no longer reports the pod. Once no card of the node reports the pod, its containers are
-        gone, and its row ends.
+        """Record that a card no longer reports the pod. Once no card of the node reports the pod, the containers are
+        gone, and the row ends.
         """
         row = self._rows.get(report.uid)
         if row is None or row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
@@ -493,8 +490,8 @@ class Reservations:
             self._drop_row(row)
 
     def restore_terminating(self, report: ShareReport) -> None:
-        """Restore the recorded shares of a deleted pod. A former leader recorded them; this extender never saw the
-        pod.
+        """Restore the recorded shares of a deleted pod. A former leader recorded the shares; this extender never saw
+        the pod.
         """
         row = self._rows.get(report.uid)
         recorded = self._reports.recorded_terminating_holding(*report)

@@ -1,7 +1,7 @@
-"""The state's lock. It measures how long a thread has held it, so that a critical section that never ends is detected.
+"""The state's lock. It measures for how long a thread holds the lock, to detect a critical section that never ends.
 
-Without this check, a thread that hangs in a critical section would stop all work of a process that looks alive: each
-call of kube-scheduler would wait a second, and the process would renew the Lease for ever.
+Without this check, a thread that hangs in a critical section would stop all work, but the process would look alive.
+Each call of kube-scheduler would wait a second, and the process would renew the Lease for ever.
 """
 
 import math

@@ -1,12 +1,12 @@
 """Deletes pods that request GPUs and were bound without the extender.
 
-The webhook refuses such Bindings. But if the webhook does not respond in time, the API server accepts them, so that
-other schedulers are not blocked. A pod that was bound like this has no cards, and its containers never start. Still the
-kubelet and kube-scheduler add its requests to the node's totals, outside of every quota, and refuse other pods. The pod
-is deleted and not evicted, since a PodDisruptionBudget of its owner could forbid the eviction.
+The webhook refuses such Bindings. But if the webhook responds too late, the API server accepts them; otherwise other
+schedulers would be blocked. Such a pod has no cards, and its containers never start. Still the kubelet and
+kube-scheduler add its requests to the node's totals, outside of every quota, and refuse other pods. The pod is deleted
+and not evicted, since a PodDisruptionBudget of its owner could forbid the eviction.
 
-Excluded are pods that a gpushare scheduler has bound (gpushare's annotations contain an assignment), pods that the
-webhook does not change (they have no slot), and static pods.
+Three kinds of pods are excluded: pods that a gpushare scheduler has bound (gpushare's annotations contain an
+assignment), pods that the webhook does not change (they request no slot), and static pods.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Evicts victims for pods that lack only cards. For such pods kube-scheduler finds no victims, because it compares node
 totals (`preemption.preemption`).
 
-The Eviction API is used, so that PodDisruptionBudgets are respected. A dry run tries all victims first; if the eviction
+The Eviction API is used, because it respects PodDisruptionBudgets. A dry run tries all victims first; if the eviction
 of one victim is not allowed, no victim is evicted. Only the leader evicts, for one pod at a time and not too often.
 """
 

@@ -1,5 +1,5 @@
-"""Metrics of the cards' memory in MiB, of the whole cluster and of each class: total, used, free, and the fragmented
-part of the free memory.
+"""Metrics of the cards' memory in MiB, for the whole cluster and for each class: total, used, free, and fragmented.
+Fragmented memory is part of the free memory.
 
 A thread computes the metrics, but only while a client scrapes; a scrape returns the latest values. There are no metrics
 of each node or card, since there may be 40,000 cards: `cardwise nodes` shows their memory.
@@ -44,7 +44,7 @@ class FragMetrics(Collector):
         self._metrics: tuple[Metric, ...] = ()
 
     def describe(self) -> Iterator[Metric]:
-        """Describe no metrics. Without this method the registry would call `collect` to learn their names."""
+        """Describe no metrics. Without this method the registry would call `collect` for the metrics' names."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

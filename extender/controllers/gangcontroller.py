@@ -1,6 +1,6 @@
 """The periodic work of gangs: removes gates, cancels permits, plans waiting gangs, evicts gangs that are bound in part.
 
-The state decides which writes are due, and this controller of the leader makes several of them in parallel. The
+The state decides which writes are due. This controller runs in the leader and makes several writes in parallel. The
 controller has its own thread, because the look-ups in the thread of `loops` are slow.
 """
 

@@ -2,7 +2,7 @@
 and write statuses.
 
 The state and the controllers decide which work is due. Writes to objects of other owners are made in separate threads,
-so that a slow write does not delay the expiry of plans.
+because a slow write must not delay the expiry of plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -132,9 +132,9 @@ class Loops:
     def requeue_pods(self) -> None:
         """Annotate the node from `State.next_requeue_node`, so that kube-scheduler tries the pending pods again.
 
-        If the write fails because of the node, other nodes are tried at once: a node's annotations may be at the API's
-        limit, or a Node object may be so large that the write takes long. After an error of the API server itself, the
-        next node is tried after a pause.
+        If the write fails because of the node, other nodes are tried at once. For example, the node's annotations may
+        be at the API's limit, or the Node object may be too large for a quick write. After an error of the API server
+        itself, the next node is tried after a pause.
         """
         began = self._clock.now()
         if began < self._requeue_not_before:

@@ -1,7 +1,7 @@
 """Writes nominated nodes into the statuses of pods, and removes them later. `nomination.nominator` chooses the nodes.
 
-One thread chooses the nodes, several threads write. A late write does no harm: it names the pod's resourceVersion, so
-it never replaces a node that kube-scheduler has nominated in the meantime.
+One thread chooses the nodes, several threads write. A late write does no harm. It contains the pod's resourceVersion,
+so the API server refuses it if kube-scheduler has nominated another node in the meantime.
 """
 
 import threading
@@ -107,8 +107,8 @@ class NominationWriter:
     def remove_nomination(self, nominee: Nominee) -> None:
         """Remove the node from the pod's status, if the extender wrote the node and the pod is not bound.
 
-        kube-scheduler treats a nominated pod as if it were on the node. If the pod may not preempt, kube-scheduler
-        never removes its nomination. Then the pod would block capacity of the node as long as it is pending.
+        kube-scheduler treats a nominated pod as if it were on the node. kube-scheduler removes the nomination itself
+        only for pods that may preempt. Any other pod would block capacity of the node while the pod is pending.
         """
         if self._is_slow(nominee.pod.namespace):
             self._nominator.restore_stale(nominee)

@@ -1,8 +1,8 @@
 """Keeps the engine of the scored policies ready.
 
 It creates the engine, trains it on the workload, computes scores in advance, and saves the workload in a ConfigMap for
-the next process (docs/design/0008-policies.md). It has its own thread: learning takes a tenth of a second, and no other
-work waits for it.
+the next process (docs/design/0008-policies.md). It has its own thread, because learning takes a tenth of a second and
+must not delay other work.
 """
 
 from collections.abc import Callable

@@ -1,16 +1,16 @@
-"""Chooses the cards to reserve for a gang: the cards on which the least memory must be freed for all its members.
+"""Chooses the cards to reserve for a gang: the cards that need the least memory freed for all members.
 
 Theory of operation. The search plans the gang on a copy of the cluster that has only some of the cards. In the copy
-only the gang itself holds shares of these cards, and the cpu and memory of the other pods on these cards are free.
-Cards are added in order, the cards with the least memory in use first, until the gang fits. So the copy has few cards
-that the gang does not need. Cards on which nothing was freed for long (`GangWithOffers.given_up`) come last. Cards that
-the gang can never use are left out: too small, of another class, unhealthy, cordoned, or on nodes that kube-scheduler
-does not offer.
+only the gang itself holds shares of these cards. The cpu and memory of all other pods on these cards are free. Cards
+are added in order, the cards with the least memory in use first, until the gang fits. So the copy has few cards that
+the gang does not need. Cards on which nothing was freed for long (`GangWithOffers.given_up`) come last. Cards that
+the gang can never use are left out. They are too small, of another class, unhealthy, or cordoned, or kube-scheduler
+    does not offer their nodes.
 
 Example: two members request 40 GiB each. A node has four cards of 64 GiB with 10, 50, 30 and 60 GiB in use. With card
-0, the copy has capacity for 1 member. With card 2, the next in order, the copy has capacity for both, and the gang is
-planned on cards 0 and 2: 6 GiB must be freed on card 2. If card 2 was given up, card 1 comes before it, and the gang is
-planned on cards 0 and 1: 26 GiB must be freed.
+0, the copy has capacity for 1 member. With card 2, the next in order, the copy has capacity for both members. The gang
+is planned on cards 0 and 2, and 6 GiB must be freed on card 2. If card 2 was given up, card 1 comes first. Then the
+gang is planned on cards 0 and 1, and 26 GiB must be freed.
 
 The search runs on a snapshot, without the lock. The cluster may change meanwhile. So the result is good enough for a
 reservation, but must not be used as a plan.
@@ -71,7 +71,7 @@ class CardsFound(NamedTuple):
 
 
 def search_cards(snapshot: ClusterView, gang: GangWithOffers, policy: str, pace: Pace) -> CardsFound:
-    """The plan of the gang on the cards on which the least memory must be freed.
+    """The plan of the gang on the cards that need the least memory freed.
 
     policy: the placement policy of pods that name none.
     pace: called in all loops.

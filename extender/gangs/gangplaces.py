@@ -3,8 +3,8 @@ reserve cards.
 
 `gangs` decides when a gang is planned. A plan is one reservation in the phase WAITING for each member.
 
-A gang is planned without the lock, on a snapshot. Then the plan is committed: under the lock, `Commit` checks that
-everything on which the plan depends is still true, and the cards of all members are reserved. On a conflict the gang is
+A gang is planned without the lock, on a snapshot. Then the plan is committed under the lock: `Commit` checks that
+everything that the plan relies on is still true, and the cards of all members are reserved. On a conflict the gang is
 planned again on a new snapshot, and after `_MAX_TRIES` conflicts once with the lock held, for `_LOCKED_SECONDS` at
 most.
 """
@@ -58,7 +58,7 @@ class _Outcome(Enum):
 class PlanRequest:
     """A request to plan members of a gang. The callables are called under the lock.
 
-    choose_members: returns the members to plan now; none if the gang must not be planned.
+    choose_members: returns the members to plan now; empty if the gang must wait.
     on_reserved: called when nodes and cards of these members are reserved.
     """
 
@@ -197,7 +197,8 @@ class GangPlaces:
         return _Rows(self._reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
-        """Whether to plan the gang: not shortly after a failed plan, and not if nothing has changed since that plan.
+        """Whether to plan the gang. After a failed plan, the gang must wait for a moment, and until something has
+        changed.
 
         The caller holds the lock.
         """

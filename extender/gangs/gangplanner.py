@@ -1,7 +1,7 @@
 """Plans gangs in a snapshot of the cluster: which node and cards each member gets.
 
-Uses `cardwise.core.gangs.gangplan`, and adds the reservations for other pods: plans do not use cards that are reserved
-for nominated pods, and use nodes with the reservation of another gang last. Reserves nothing.
+Uses `cardwise.core.gangs.gangplan`, and adds the reservations for other pods. Plans do not use cards that are reserved
+for nominated pods. Nodes with the reservation of another gang are used last. Reserves nothing.
 """
 
 from collections import Counter
@@ -72,7 +72,7 @@ class GangPlanner:
         return GangPlanner(snapshot, nominated, policy=self._policy, capacities=self._capacities)
 
     def find_unplaceable_member(self, members: Iterable[Member], pace: Pace = lambda: None) -> Member | None:
-        """A member for which no plan can have a place; None if there is none."""
+        """A member that no plan can place; None if every member may get a place."""
         members_by_shape = group_by_shape(members)
         for shape, needed in count_at_least_as_demanding(members_by_shape).items():
             fitting_count = self._capacities.count_fitting_pods(shape, pace)
@@ -91,7 +91,7 @@ class GangPlanner:
         """A plan that does not use the cards that are reserved for nominated pods or for another gang.
 
         pace: see `gangplan.plan`.
-        without: nodes that are not used.
+        without: nodes that the plan must not use.
         """
         own_uids, priority = gang.uids, gang.priority
         nominated_nodes, reserved = self._nominated.reserved_nodes(own_uids, priority), self._gang_reserved_nodes(gang)

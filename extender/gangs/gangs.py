@@ -239,12 +239,12 @@ class Gangs:
         return self._gangs.get(self._gang_keys.get(uid, ""))
 
     def may_bind(self, uid: str, node: str) -> bool:
-        """Whether a Binding of this pod may be posted now: the pod has no gang, or its gang is being bound or runs."""
+        """Whether a Binding of this pod may be posted now. A pod with a gang waits until the gang is being bound."""
         gang = self.gang_of(uid)
         return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
 
     def mark_posted(self, uid: str) -> None:
-        """Record that the Binding of a member has bound it, or may have bound it."""
+        """Record that a member is bound, or may be bound, by its Binding."""
         gang = self.gang_of(uid)
         if gang is not None:
             gang.mark_posted(uid, self._clock.now())

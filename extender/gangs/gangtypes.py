@@ -29,7 +29,7 @@ class GangSettings:
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """The outcome of a gang's plan, for which its bind threads wait.
+    """The outcome of a gang's plan. The bind threads of the gang wait for the outcome.
 
     key: "namespace/name" of the gang.
     since: when the gang was planned, in seconds of the clock.

@@ -1,33 +1,34 @@
-"""The gang reservation: cards that are reserved for a gang that has waited long, so that later pods cannot use them.
+"""The gang reservation: cards that are reserved for a gang that has waited long. Later pods cannot use these cards.
 
-Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon as
-the card is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `search_cards` chooses cards for
-its members, first the cards with the least memory in use. The amounts that the members need of these cards are
-*reserved*: for all pods that come after the gang, they are in use.
+Theory of operation. A big gang needs many cards at the same time, but a stream of small pods takes each card as soon as
+it is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `search_cards` chooses cards for its
+members, first the cards with the least memory in use. The amounts that the members need of these cards are *reserved*:
+all pods that come after the gang find these amounts in use.
 
-Example: two members of 40 GiB each wait for two cards of 64 GiB, of which 50 and 60 GiB are in use. On each card 40 GiB
+Example: two members of 40 GiB each wait for two cards of 64 GiB. 50 GiB of the first card are in use, and 60 GiB of the
+second. On each card 40 GiB
 are reserved, so no later pod gets memory there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for
 the gang, and 14 for other pods. As soon as both members fit, the gang is planned and the reservation ends.
 
 What is reserved:
 
-- The MiB, percent of SMs, clients, whole cards and devices that the gang requests, on these cards. The remainder of the
-  cards is not reserved, nor are cpu and memory of nodes.
+- On these cards: the MiB, percent of SMs, clients, whole cards and devices that the gang requests. The remainder of the
+    cards stays free for others, and so do cpu and memory of nodes.
 - Nothing on nodes where only cpu or memory is short, because the cards have enough free capacity.
-- Nothing for a gang that would not fit even if all pods with GPUs ended, and nothing beyond the remaining quotas of its
-  namespace.
+- No card for a gang that would remain pending even if all pods with GPUs ended. No amount beyond the remaining quotas
+    of the gang's namespace.
 
 For which gang: for one gang at a time. The highest priority comes first. With equal priorities, namespaces take turns:
-the first gang of each namespace, then the second gang of each; a namespace whose time is over comes last. For how long:
+the first gang of each namespace, then the second gang of each. A namespace whose time is over comes last. For how long:
 the gangs of one namespace together have a reservation for `GangPatience.reserve_limit` seconds, and then none for the
 same time. So users gain nothing from deleting a gang and creating it again.
 
 The search is repeated every `_SEARCH_INTERVAL_SECONDS` seconds, and the reservation moves to cards that have less
-memory in use by then. A card on which nothing is freed for `_STUCK_SECONDS` comes after all other cards. This time
-doubles with each such card, so that the gang also waits long enough for cards whose pods run for minutes.
+memory in use by then. If no memory of a card is freed for `_STUCK_SECONDS`, the card comes after all other cards. This
+time doubles with each such card. So the gang finally waits long enough for cards whose pods run for minutes.
 
 A search runs on a snapshot, without the lock. Its result is used only if the leader epoch is still the same. Each step
-of the controller runs at most one search, and then plans gangs. So gangs that never fit do not delay gangs that fit.
+of the controller runs at most one search, and then plans gangs. So a gang that never fits delays no other gang.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -424,7 +425,7 @@ class _Stalls:
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
     def record_shortage(self, short: Mapping[str, int], now: float) -> None:
-        """Record the missing amounts, and give up cards on which nothing was freed for long.
+        """Record the missing amounts. Give up cards whose memory was not freed for long.
 
         short: the amount that must be freed on each reserved card before the gang fits there, by UUID.
         """

@@ -6,8 +6,8 @@ Input: the Lease. Output: the leader epoch, which is part of each Binding.
     fence       changes pods so that the API server refuses older Bindings (docs/design/0011-fencing.md)
     marking     the label on the leader's pod; the Service selects the pod by this label
 
-Public seam: `Leadership`. Calls and controllers ask it whether this extender leads, and for each write whether they may
-post in their epoch. Example, a single extender, which always leads:
+Public seam: `Leadership`. Calls and controllers ask `leadership` whether this extender leads, and before each write
+whether their epoch still allows it. Example, a single extender, which always leads:
 
     >>> from extender.leadership.leadership import Leadership
     >>> leadership = Leadership()

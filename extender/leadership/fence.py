@@ -1,13 +1,14 @@
-"""Fencing: changes a pending pod, so that no Binding that was posted before the change can bind the pod.
+"""Fencing: changes a pending pod, so that Bindings that were posted before the change have no effect.
 
-Theory of operation. A leader checks its Lease before each Binding. But if the process, the network or the API server is
-paused, the API server may carry out the request much later, when another extender leads. So each Binding names the
-resourceVersion of its pod, and the API server compares this version in the transaction that binds the pod. After any
-write to the pod, all Bindings that were posted before the write name an old version. They are refused, however late
-they are carried out (docs/design/0011-fencing.md). *Fencing* a pod is such a write: an annotation with the leader epoch
-and the time. A new leader fences the pending pods before it reserves its first card, unless the former leader released
-the Lease when no Binding was in progress. A leader also fences a pod before it releases a reservation whose Binding got
-no response. If the response to the fencing write shows that the pod is bound, the pod keeps its share.
+Theory of operation. A leader checks its Lease before each Binding. But the process, the network or the API server may
+be paused. Then the API server may carry out the request much later, when another extender leads. So each Binding
+contains the pod's resourceVersion, and the API server compares this version in the transaction that binds the pod.
+After any write to the pod, all Bindings that were posted before the write name an old version. They are refused,
+however late they are carried out (docs/design/0011-fencing.md). *Fencing* a pod is such a write: an annotation with the
+leader epoch and the time. A new leader fences the pending pods before it reserves its first card. This is not needed if
+the former leader released the Lease while no Binding was in progress. A leader also fences a pod before it releases a
+reservation whose Binding got no response. If the response to the fencing write shows that the pod is bound, the pod
+keeps its share.
 
 Example: leader A reads pod P at version 101 and posts a Binding with version 101, which a paused API server does not
 read. B becomes leader and fences P: version 102, without a node. Now B can bind another pod to the card. When the API
@@ -63,7 +64,7 @@ class FenceSummary(NamedTuple):
     """The result of `fence_pods`.
 
     landed: whether an earlier Binding of an extender has bound one of the pods.
-    unfenced: the UIDs of pods that could not be changed, so that an earlier Binding may still bind them.
+    unfenced: the UIDs of pods that could not be changed. An earlier Binding may still bind these pods.
     """
 
     landed: bool
@@ -94,7 +95,7 @@ class Fence:
         Raises KubeError if it is unknown whether the pod has changed.
 
         The write uses the status subresource, since webhooks and policies of other projects rarely match it. The
-        annotation contains the time, because a write that changes nothing would not change the resourceVersion.
+        annotation contains the time, because only a write with a change gives the pod a new resourceVersion.
         """
         annotation = f"{fencing_token}/{self._clock.wall_ns()}" if fencing_token else str(self._clock.wall_ns())
         patch = {"metadata": {"uid": pod.uid, "annotations": {names.LEADER_EPOCH: annotation}}}

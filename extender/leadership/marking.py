@@ -35,18 +35,18 @@ def _collect_failures(failures: list[errors.KubeError]) -> Iterator[None]:
 
 
 class LeaderMark:
-    """Sets the label when a leader epoch of this extender begins, and removes it when the epoch is over, in its own
-    thread.
+    """In its own thread, sets the label when a leader epoch of this extender begins, and removes it when the epoch is
+    over.
 
     A former leader that is paused (a frozen container or node) cannot remove its label. Then the Service would send
     half of kube-scheduler's connections to this pod, where each call would time out. So the leader removes the label
     from all other pods. The label of a killed process stays until its container is started again. During that time the
-    pod is not ready, so the Service does not use it.
+    pod is not ready, so the Service sends no calls to it.
 
-    A former leader that continues after a pause may write its label late. So the leader lists the labels when its epoch
-    begins and then every `_COMPARE_SECONDS`, and repairs them. The leader removes a label only if the pod still has the
-    resourceVersion of the list, and checks before each write that its epoch is not over. So it never removes a label
-    that a later leader wrote after the list.
+    A former leader that continues after a pause may write its label late. So the leader lists and repairs the labels
+    when its epoch begins, and then every `_COMPARE_SECONDS`. The leader removes a label only if the pod still has the
+    resourceVersion of the list. Before each write, the leader checks that its epoch is not over. So it never removes a
+    label that a later leader wrote after the list.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class LeaderMark:
     def step(self) -> None:
         """Write the labels if they may be wrong.
 
-        Tries all labels, and then raises the first KubeError. So a label that cannot be written, for example on a pod
-        that a policy protects, does not prevent the writing of other labels.
+        Tries all labels, and then raises the first KubeError. So if one label cannot be written, for example because a
+        policy protects the pod, the other labels are still written.
         """
         epoch = self._epoch()
         failures: list[errors.KubeError] = []

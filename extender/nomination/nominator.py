@@ -186,7 +186,7 @@ class Nominator:
             self._release_nominations([pod.uid], NominationOutcome.MISS)
 
     def remove_pod(self, uid: str) -> None:
-        """Forget the pod: it is bound or deleted, or its status no longer names a node."""
+        """Forget the pod: the pod is bound or deleted, or the node was removed from its status."""
         self._nominees.pop(uid, None)
         self._unreserved_since.pop(uid, None)
 
@@ -265,7 +265,7 @@ class Nominator:
             yield
 
     def release_overtaken(self, uids: Iterable[str]) -> None:
-        """Release the reservations of these nominated pods: a pod that comes earlier in the queue needs them."""
+        """Release the reservations of these nominated pods for a pod that comes earlier in the queue."""
         self._release_nominations(uids, NominationOutcome.OVERTAKEN)
 
     def _release_overtaken_on(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
@@ -313,7 +313,7 @@ class Nominator:
         return NominationAttempt(True, outcome)
 
     def take_stale_nominees(self) -> list[Nominee]:
-        """The pods whose statuses name a node on which nothing is reserved for them. Each pod is returned once.
+        """The pods with a node in their statuses, but without a reservation on that node. Each pod is returned once.
 
         It is unknown whether an extender or another program wrote the node.
         """
@@ -335,7 +335,7 @@ class Nominator:
             self._nominees.setdefault(nominee.pod.uid, nominee)
 
     def is_awaited(self, uid: str) -> bool:
-        """Whether kube-scheduler has not called filter for the pod yet, so that writing the node is still useful."""
+        """Whether the pod still awaits its first filter call, so that writing the node is useful."""
         with self._lock:
             return self._nomination_of(uid) is not None
 

@@ -10,8 +10,8 @@ class NodeFacts(policies.NodeFacts):
     """The labels of nodes, and the peers of a pod.
 
     loads: has the labels.
-    peer_counts_by_node: the number of the peers on each node, without the pod itself and without the members of a gang
-        that is planned.
+    peer_counts_by_node: the number of the peers on each node. The pod itself and the members of a gang that is being
+        planned are left out.
     """
 
     def __init__(self, loads: NodeLoads, peer_counts_by_node: Mapping[str, int]) -> None:

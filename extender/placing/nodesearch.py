@@ -1,10 +1,10 @@
 """Finds nodes for single pods, on a snapshot and without the lock (docs/design/0032-snapshots.md).
 
 For most pods the index of all cards finds the best node at once, under the lock. For pods with several card requests
-each node is searched separately. The same is necessary for other pods if the index does not help: many cards with
-enough memory lack something else, or nodes refuse for reasons that are found only node by node (`SearchTooLong`).
-Example: 48 containers, each a client of one card, fit only on cards without a share; 40,000 cards with shares come
-first.
+each node is searched separately. Other pods need such a search if the index does not help (`SearchTooLong`). For
+example, many cards with enough memory lack something else, or nodes refuse for reasons that are found only node by
+node. Example: 48 containers, each a client of one card, fit only on cards without a share; 40,000 cards with shares
+come first.
 
 With thousands of nodes this takes longer than other callers may wait for the lock, so the search works on a snapshot.
 When the search ends, the cluster may have changed. So `Placing` tries the best nodes again under the lock, and chooses
@@ -14,12 +14,13 @@ A search can also take longer than kube-scheduler waits. So a search ends `_SEAR
 when kube-scheduler has closed the connection. The refusals are remembered: a later search for an equal pod skips the
 nodes that have refused such a pod and have not changed since. Example: of 5,000 nodes, 3,000 are searched in time and
 refuse the pod. Filter returns an error, kube-scheduler tries the pod again some seconds later, and the second search
-begins with the other 2,000 nodes. If they refuse the pod as well, filter refuses it with the reasons of all 5,000.
+begins with the other 2,000 nodes. If these nodes refuse the pod as well, filter refuses the pod with the reasons of all
+5,000.
 
-kube-scheduler places no other pod while it waits for filter. So after a long search that found no node, the namespace
+kube-scheduler places no other pod while it waits for filter. So after a long search without a result, the namespace
 must pause before its next long search, however many such pods it has (`SearchPauses`). During the pause each call
 searches only `SMALL_SEARCH_NODES` nodes, and the next call continues after these nodes. So a pod that fits on many
-nodes is still placed at once, and the call takes no longer than a call for a pod with one card request.
+nodes is still placed at once. The call takes no longer than a call for a pod with one card request.
 """
 
 from collections import Counter
@@ -96,8 +97,8 @@ class NodeSearch:
 
         decide: acquires the lock and decides.
 
-        If the pod's policy ranks the nodes, they are ranked before, in a hold of the lock of its own. A pod that is
-        bound in between does not count; it could as well have been bound just after the decision.
+        If the pod's policy ranks the nodes, they are ranked first, in a separate hold of the lock. A pod that is bound
+        in between does not count; it could as well have been bound just after the decision.
         """
         if policies.ranks_nodes(placement_request.request.policy):
             with self._lock:
@@ -186,8 +187,7 @@ def score_nodes(
     pace: when its time is over, the remaining nodes are left out.
     remembered_refusals: earlier refusals, each with the generation of its node; new refusals are added.
     start: the position of the first node to search.
-    max_nodes: maximum number of nodes to search; nodes with a valid remembered refusal are not searched, and are not
-    included in this number.
+    max_nodes: maximum number of nodes to search. Nodes with a valid remembered refusal are skipped and do not count.
     """
     ledger = snapshot.ledger
     generations = {name: node.generation for name, node in ledger.nodes_by_name().items()}

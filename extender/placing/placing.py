@@ -40,9 +40,9 @@ class PodSearchInput(NamedTuple):
     ledger: the ledger with the pod's own holding, and without reservations for other pods.
     nominated: the reservations for nominated pods that this pod must not use.
     gang_reserved: by node, the cards that are reserved for a gang and that this pod must not use.
-    headroom: the remaining quotas of the pod's namespace, as if the pod held nothing.
-    nominated_ahead: nodes with cards that are reserved for pods for which kube-scheduler has not called filter yet.
-        This pod may use these cards if it comes earlier in the queue.
+    headroom: the remaining quotas of the pod's namespace, computed without the pod itself.
+    nominated_ahead: nodes with cards that are reserved for pods before their first filter call. This pod may use these
+        cards if it comes earlier in the queue.
     """
 
     ledger: Ledger
@@ -55,8 +55,8 @@ class PodSearchInput(NamedTuple):
 class SearchedNodes(NamedTuple):
     """The result of a search without the lock, see `nodesearch`.
 
-    best: some nodes that fit the pod, the best first; then some nodes where the pod may take cards that are reserved
-        for later pods.
+    best: first some nodes that fit the pod, in order of their scores; then some nodes with cards that are reserved for
+        later pods and that this pod may take.
     scores, refusals: the scores and the refusals of all searched nodes.
     freed: `Capacity.freed_count` when the search began.
     unsearched: the number of nodes that were not searched before the call's time was over.
@@ -70,13 +70,13 @@ class SearchedNodes(NamedTuple):
 
     @property
     def has_other_scores(self) -> bool:
-        """Whether the pod also fits nodes that are not in `best`, and so will not be tried."""
+        """Whether the pod also fits nodes outside `best`, which will not be tried."""
         return not self.scores.keys() <= set(self.best)
 
 
 class SearchUnfinished(Exception):
-    """No tried node fits the pod, but another node may fit: a node that was not searched in the call's time, or that
-    was not among the best.
+    """No tried node fits the pod, but another node may fit: either a node that the call had no time to search, or a
+    node that was not among the best.
     """
 
 
@@ -129,7 +129,7 @@ class PlacementRequest(NamedTuple):
         return self.searched.freed if self.searched is not None else None
 
     def check_all_searched(self) -> None:
-        """Check that all nodes were searched, so that the pod may be refused. Raises SearchUnfinished."""
+        """Check that all nodes were searched; only then may the pod be refused. Raises SearchUnfinished."""
         if self.searched is not None and (self.searched.unsearched or self.searched.has_other_scores):
             raise SearchUnfinished
 
@@ -370,7 +370,7 @@ class Placing:
             return scorer.place_on(self._ledger.node(node))
 
     def score_nodes(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of the nodes that fit, and the refusals of the other nodes, as if the pod had no reservation.
+        """The scores of the nodes that fit, and the refusals of the other nodes. The pod's own reservation is ignored.
 
         Raises SearchTooLong.
         """
@@ -420,7 +420,7 @@ class Placing:
             return self._make_scorer(placement_request).score_all(self._ledger, placement_request.nodes)
 
     def place_nominee(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
-        """The best node for a pod for which kube-scheduler has not called filter yet. Raises SearchTooLong."""
+        """The best node for a pod before its first filter call. Raises SearchTooLong."""
         return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank).limit_checks())
 
     def reserve(self, placement_request: PlacementRequest, chosen_placement: Placement, phase: Phase) -> None:
@@ -465,7 +465,7 @@ class Placing:
 
 
 def order_by_rank(scores: dict[str, int], ranks: Mapping[str, int]) -> dict[str, int]:
-    """The scores, changed such that nodes of a lower rank have higher scores than all nodes of the next rank.
+    """The scores, changed so that every node of a rank scores higher than all nodes of the following ranks.
 
     ranks: the rank of each node; empty if the pod's policy ranks no nodes.
     """

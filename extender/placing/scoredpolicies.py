@@ -1,6 +1,7 @@
 """Keeps the engine of the scored policies. It is created when the setting or a pod first requests such a policy.
 
-This module imports the engine only when it is needed, so that a cluster that only uses `binpack` never imports numpy.
+This module imports the engine only when a scored policy needs it, so a cluster that only uses `binpack` never imports
+numpy.
 """
 
 from collections import OrderedDict

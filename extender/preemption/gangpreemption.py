@@ -3,13 +3,13 @@
 Theory of operation. kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers
 the whole gang: which capacity is free or becomes free, for which members victims terminate already, and which pods must
 be evicted for the other members. Members are placed where the least harmful victims are. After 1, 3, 7, … such members
-the rest of the gang is planned on the free capacity; it is not planned after each member, since a plan costs more than
-a search on a node. The answer has only the victims for the requested pod. The places of the other members are reserved
-until kube-scheduler calls for these members.
+the rest of the gang is planned on the free capacity. A plan after each member would cost too much: a plan is more
+expensive than a search on a node. The answer has only the victims for the requested pod. The places of the other
+members are reserved until kube-scheduler calls for these members.
 
-Example: a gang has 5 members that request a GPU each. 1 GPU is free on n3, and pods of lower priority have 2 GPUs on n1
-and 2 on n2. With 1 member on n1 in place of a victim, only 2 members fit, and with 3 such members only 4. The next step
-allows 7: all 4 GPUs of n1 and n2 are cleared, the fifth member gets the free GPU, and the gang is complete after 4
+Example: a gang has 5 members that request a GPU each. 1 GPU is free on n3. Pods of lower priority have 2 GPUs on n1 and
+2 on n2. With 1 member on n1 in place of a victim, only 2 members fit, and with 3 such members only 4. The next step
+allows 7: all 4 GPUs of n1 and n2 are cleared, and the fifth member gets the free GPU. So the gang is complete after 4
 plans.
 
 The search runs on a snapshot, without the lock. `GangPreemption` takes the snapshot, and after the search it checks
@@ -171,7 +171,7 @@ class GangPreemption:
         self._clock = clock
 
     def is_in_pending_gang(self, uid: str) -> bool:
-        """Whether the pod is in a gang that does not run yet, so that the pod is not placed alone."""
+        """Whether the pod is in a gang that does not run yet. Such a pod is placed only with its gang."""
         gang = self._gangs.gang_of(uid)
         return gang is None or not gang.ran
 
@@ -184,7 +184,7 @@ class GangPreemption:
         return gangplan.exceed_quotas(self._cache.ledger, gang.missing_in_plan(), headroom)
 
     def unplaced_uids(self, uid: str) -> list[str]:
-        """The UIDs of all members of the pod's gang that are not placed and have no terminating victims."""
+        """The UIDs of all members of the pod's gang that still need a place and have no terminating victims."""
         return [member.uid for member in self._unplaced_members(uid)]
 
     def take_snapshot(self, uid: str, cluster: ClusterView) -> GangSnapshot | None:
@@ -207,7 +207,7 @@ class GangPreemption:
         )
 
     def is_capacity_freed(self, snapshot: GangSnapshot) -> bool:
-        """Whether capacity may have been freed since the snapshot, so that the gang may only have to wait."""
+        """Whether capacity may have been freed since the snapshot. Then the gang may fit without further evictions."""
         return self._freed_count() != snapshot.freed
 
     def changed_nodes(self, snapshot: GangSnapshot, claimant: WaitingPod, nodes: Iterable[str]) -> list[str]:
@@ -303,7 +303,7 @@ class GangVictimSearch:
         return self._count_capacities() and self._place_others() is not None
 
     def find_victims(self) -> GangVictims | None:
-        """The victims; None if the gang only has to wait, if it would not be complete, or if the search is over."""
+        """The victims; None if the gang only has to wait, if it would remain incomplete, or if the search is over."""
         if gangplan.count_card_requests(self._snapshot.unplaced) > _MAX_CARD_REQUESTS or self.must_only_wait():
             return None
         count = 1
@@ -322,7 +322,7 @@ class GangVictimSearch:
         """Whether the result of another search is also valid on this snapshot. Reserves the result in the snapshot.
 
         changed_nodes: where the snapshots may differ. On these nodes the search is repeated and must find the same
-            victims, and the nodes and cards planned for the other members must still be free.
+            victims. The nodes and cards that are planned for the other members must still be free.
         """
         without_place = {member.uid for member in self._snapshot.unplaced}
         for node in changed_nodes:

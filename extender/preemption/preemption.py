@@ -4,8 +4,9 @@ This module belongs to the state and uses its lock. The search for victims is in
 
 kube-scheduler calls preempt only for nodes where a total is too small. Its dry run removes all pods of lower priority
 from the node, and puts them back one by one while its own filters pass. For kube-scheduler, whole cards and shares are
-different resources, and memory is one sum for all cards. So if only single cards are too full, it puts every pod back,
-has no victim, and never calls the verb preempt (`SelectVictimsOnNode`, `DryRunPreemption`). For such nodes the extender
+different resources, and memory is one sum for all cards. So if only single cards are too full, the dry run puts every
+pod back and has no victim. Then the verb preempt is never called (`SelectVictimsOnNode`, `DryRunPreemption`). For such
+nodes the extender
 itself preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
 `controllers.evictions` evicts them.
 """
@@ -64,7 +65,7 @@ _MAX_CANDIDATE_NODES: Final = 32  # nodes with victims to choose from, for a pod
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The victims that the extender itself evicts, the pod for which they are evicted, and the pod's reservation."""
+    """The victims that the extender itself evicts for a pod, the pod, and its reservation."""
 
     claimant: WaitingPod
     node: str
@@ -230,7 +231,7 @@ class Preemption:
     # Pods for which only the extender can preempt.
 
     def on_refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
-        """Record that filter has refused the pod, so that the extender preempts for the pod if that may help.
+        """Record that filter has refused the pod. If a preemption may help, the extender will search for victims.
 
         nodes: the nodes whose totals suffice, and where an eviction could help. Empty: the pod waits for something
             else.
@@ -260,10 +261,11 @@ class Preemption:
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
     def next_evictions(self) -> list[Eviction]:
-        """The evictions for the next pod for which there are victims. That pod's cards are reserved from now on.
+        """The evictions for the next pod that has victims. That pod's cards are reserved from now on.
 
-        Empty if no pod is due, or if the search has taken `_STEP_SECONDS` seconds. A pod cannot be a victim if a
-        PodDisruptionBudget protects it, if several budgets cover it, or if its eviction was refused lately.
+        Empty if no pod is due, or if the search has taken `_STEP_SECONDS` seconds. A pod cannot be a victim in three
+        cases: a PodDisruptionBudget protects the pod, several budgets cover the pod, or the eviction of the pod was
+        refused lately.
         """
         began = self._clock.cpu()
         while self._clock.cpu() - began < _STEP_SECONDS:

@@ -16,7 +16,7 @@ failed node is avoided for `_AVOID_SECONDS`.
 
 After each such change kube-scheduler tries all refused pods. For a thousand pods this takes many seconds, in which pods
 that request no GPU wait, too. So capacity that pods release requeues pods only if at least one refused pod does not
-*await a plan*. Members of a gang without a plan await a plan: the gang planner sees freed capacity itself, and requeues
+*await a plan*. Members of a gang without a plan await a plan. The gang planner sees freed capacity itself, and requeues
 the members once it has places for all of them. For example, two gangs of 500 members are pending, and each second a pod
 of 1 MiB starts and ends: no node is changed.
 
@@ -59,7 +59,7 @@ _MAX_PREEMPTING: Final = 1000
 
 @dataclass(slots=True, eq=False)
 class PodAwaitingPreemption:
-    """A pod for which only the extender can preempt.
+    """A pod that needs a preemption by the extender, because kube-scheduler would not preempt for it.
 
     The totals of the nodes suffice for the pod, so kube-scheduler finds no victims. But no card has enough capacity.
 
@@ -111,7 +111,7 @@ class QueuedPod:
     rank: the pod's position in the order at the last filter call.
     last_refused: when filter last had no node for the pod.
     reason: the most frequent refusal among the nodes at that time.
-    backoff: the seconds by which the last refused bind delayed the pod, if it is in a PodGroup of Kubernetes.
+    backoff: only for a pod in a PodGroup of Kubernetes: the seconds by which the last refused bind delayed the pod.
     backoff_until: when that delay ends.
     """
 
@@ -212,7 +212,7 @@ class SchedulingQueue:
         return (pod.ref for pod in self._watched_pods() if resource_class in pod.classes)
 
     def bindable_pods(self) -> list[PodRef]:
-        """The pods for which kube-scheduler may have called an extender's bind."""
+        """The pods that may have reached an extender's bind."""
         return [pod.ref for pod in self._watched_pods() if pod.is_bound_by_extender]
 
     # The next pod to nominate.
@@ -245,9 +245,7 @@ class SchedulingQueue:
         return pod
 
     def is_untried(self, pod: WaitingPod) -> bool:
-        """Whether the pod from `pop_nominatable` is still pending and has not changed, and filter was not called for
-        it.
-        """
+        """Whether the pod from `pop_nominatable` is still pending, unchanged, and without a filter call."""
         row = self._pods.get(pod.uid)
         return row is not None and row.pod is not None and row.pod.waiting_pod is pod and row.last_tried == -math.inf
 
@@ -380,7 +378,7 @@ class SchedulingQueue:
     def requeue_all_at(self, when: float) -> None:
         """Requeue the refused pods at this time.
 
-        This is for a pod that was refused only until this time, and that no other event may requeue.
+        Call this for a pod that was refused only until this time, if perhaps no other event requeues the pod.
         """
         self._requeue_times.add(when)
 
@@ -428,10 +426,10 @@ class SchedulingQueue:
     def begin_retry_window(self) -> None:
         """Begin a leader epoch, in which pods whose attempt failed while no extender served calls come first.
 
-        If no extender serves the call for a pod, the pod loses its nomination, and kube-scheduler tries it again up to
-        ten seconds later than other pods. In that time pods of lower priority would take the cards that were just freed
-        for the pod, and further pods would be evicted for it. So pods of lower priority wait until the pod was tried
-        once, or until the retry window is over.
+        If no extender serves the call for a pod, the pod loses its nomination. kube-scheduler then tries the pod again
+        up to ten seconds later than other pods. In that time pods of lower priority would take the cards that were just
+        freed, and further pods would be evicted. So pods of lower priority wait until the pod was tried once, or until
+        the retry window is over.
         """
         self._epoch_start = self._clock.now()
         self._retry_window_end = self._epoch_start + _RETRY_WINDOW_SECONDS

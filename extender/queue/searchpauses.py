@@ -1,13 +1,14 @@
-"""Pauses of namespaces after long searches, so that the pods of one namespace do not stop the searches of others.
+"""Pauses of namespaces after long searches. Without pauses, the pods of one namespace could stop the searches of all
+others.
 
-Theory of operation. After a search of 0.05 s of CPU or more, its namespace pauses. The pause is ten times as long as
-the search, times the number of namespaces that pause at that moment, including this namespace. So a single namespace
+Theory of operation. After a search of 0.05 s of CPU or more, its namespace pauses. The pause is ten times the search
+time, multiplied by the number of namespaces that pause at that moment, including this namespace. So a single namespace
 uses at most a tenth of the time. A user's many namespaces use a tenth together, not a tenth each. A pause is at most
 600 s, since the other namespaces may stop searching long before the pause ends. A shorter search does not end a pause.
-A namespace without such a long search never waits because other namespaces pause.
+Only namespaces with such long searches ever wait.
 
 Example: the search for a pod of A takes 5 s, so A pauses 50 s. B searches meanwhile; its search takes 1 s, so B pauses
-20 s. With ten such namespaces a search of 1 s is followed by a pause of 100 s, and ten searches of 1 s take 100 s.
+20 s. With ten such namespaces, each search of 1 s is followed by a pause of 100 s.
 
 All namespaces that pause share the tenth equally, so many namespaces leave little to each. Example: alone,
 A makes 720 searches of 0.5 s in an hour, 360 s in total. Beside 50 namespaces with searches of 0.05 s, A makes 15 such

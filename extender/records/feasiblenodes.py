@@ -73,7 +73,7 @@ class FeasibleNodes:
     def feasible_nodes(self, key: bytes) -> set[str] | None:
         """The nodes that are feasible for a pod with these constraints. The caller must not change the set.
 
-        None if the nodes are not remembered, so that a search is needed.
+        None if the nodes are not remembered; then a search is needed.
         """
         nodes = self._nodes_by_key.pop(key, None)
         if nodes is not None:

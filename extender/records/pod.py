@@ -143,8 +143,8 @@ class Pod:
     def grouped(self) -> bool:
         """Whether the pod names a PodGroup of Kubernetes.
 
-        kube-scheduler filters all members of a PodGroup before it binds any member, does not inform extenders when it
-        gives up, and tries a member again at once after a refused bind.
+        kube-scheduler filters all members of a PodGroup before it binds any member. When it gives up, extenders are not
+        informed. After a refused bind, it tries the member again at once.
         """
         return bool(self._spec.get("schedulingGroup"))
 
@@ -184,8 +184,8 @@ class Pod:
     def nominated_node(self) -> str | None:
         """The node where kube-scheduler preempts for the pod, or None.
 
-        Also returns None if the status named the node before kube-scheduler tried the pod, or if the pod may not
-        preempt. In these cases no pods are preempted on that node.
+        Also None if the pod may not preempt, or if the status had the node before kube-scheduler first tried the pod.
+        In these cases no pods are preempted on that node.
         """
         return self.status_node if self.unscheduled_reason == UNSCHEDULABLE_REASON and self.may_preempt else None
 
@@ -226,11 +226,11 @@ class Pod:
     def one_best_node(self, *, default: bool) -> bool:
         """Whether filter returns one node for the pod.
 
-        default: the result for pods without soft preferences and without the annotation.
+        default: the result for pods that have neither soft preferences nor the annotation.
 
         False for a pod with soft preferences, unless the annotation says otherwise: only kube-scheduler can weigh soft
-        preferences. Always True for a member of a PodGroup of Kubernetes: kube-scheduler filters the next member before
-        it binds the present one, and filter must not offer the same capacity for both.
+        preferences. Always True for a member of a PodGroup of Kubernetes. kube-scheduler filters the next member before
+            it binds the present one, and filter must not offer the same capacity to both.
         """
         if self.grouped:
             return True

@@ -41,7 +41,7 @@ class PodRecord(PlacedPod, frozen=True, gc=False):
     ended: whether the kubelet reports that no container of the pod runs or will run.
     problem: why the pod's annotations could not be read.
     mps_client: how the pod uses MPS.
-    bound_directly: whether another program has bound the pod, so that it lacks the cards or devices that it requests.
+    bound_directly: whether another program has bound the pod. Then the pod lacks the requested cards or devices.
     peer_key: see `PodRequest.peer_key`; None for a pod that is being deleted.
 
     It is a Struct, since creating a Struct takes a tenth of the time of a dataclass.
@@ -63,7 +63,7 @@ class PodRecord(PlacedPod, frozen=True, gc=False):
 
 
 class UnservedPod(NamedTuple):
-    """A pod for which no extender served a call, and that kube-scheduler will try again."""
+    """A pod whose call was served by no extender. kube-scheduler will try the pod again."""
 
     priority: int
     scheduler: str

@@ -1,7 +1,7 @@
 """Lets tens of thousands of records share one object for equal labels, and one object for equal lists of names.
 
-Owners of pods and nodes choose these texts. So the tables are limited in bytes, not only in entries, and long texts are
-not shared. Without that limit, a tenant whose pods have 1 MiB of different labels each could fill the memory with
+Owners of pods and nodes choose these texts. So the tables are limited in bytes as well as in entries, and only short
+texts are shared. Without that limit, a tenant whose pods have 1 MiB of different labels each could fill the memory with
 labels of deleted pods.
 """
 

@@ -1,7 +1,7 @@
 """Keeps the automatic classes: one ResourceClass for each model of present or former cards (docs/design/0003).
 
-A class outlives its cards: pods must be able to request the cards of a node group that is scaled to zero, since
-otherwise no autoscaler adds a node. If the cards do not come back, an administrator must delete the class. Since nodes
+A class outlives its cards. If a node group is scaled to zero, pods must still be able to request its cards, so that an
+autoscaler adds a node. If the cards do not come back, an administrator must delete the class. Since nodes
 can invent models, the number of classes without cards is limited: the oldest classes are kept, and all classes that
 pods use.
 

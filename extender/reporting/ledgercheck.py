@@ -1,4 +1,4 @@
-"""Counts the cards on which ledger and cluster have disagreed for long, and logs the first card of each kind.
+"""Counts the cards whose entries in ledger and cluster have differed for long, and logs the first card of each kind.
 
 `statuswriter` writes statuses from the ledger, so it cannot detect that both are wrong. Nothing is corrected here: a
 persistent difference is a bug or a manual change, which an administrator must investigate (docs/runbooks.md).

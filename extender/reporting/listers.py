@@ -1,7 +1,7 @@
 """Listers: Cardwise's objects as the watch shows them, for the controllers that write these objects.
 
 Controllers read listers instead of the state, which is locked while pods are placed. A lister records the changes since
-the last read, so that a controller need not compare 40,000 cards each time.
+the last read. So a controller compares only the changed cards, not all 40,000.
 """
 
 import threading
@@ -59,8 +59,8 @@ class Lister(Generic[T]):
 class CardLister(Lister[CardRecord]):
     """As `Lister`, but changes are recorded by node. Also counts the cards of each model, for automatic classes.
 
-    Stores no more cards of a node than the ledger (`inventory`), so that no status is written for cards that a hostile
-    node invents.
+    Stores at most as many cards of a node as the ledger (`inventory`). So a hostile node that invents cards cannot
+    cause writes of their statuses.
     """
 
     def __init__(self) -> None:

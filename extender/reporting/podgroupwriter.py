@@ -1,6 +1,6 @@
 """Writes PodGroups, their statuses, and events on the pending pods of gangs.
 
-The writer has its own thread, so that slow writes do not delay gates and permits. Like the status writer, it is
+The writer has its own thread, because slow writes must not delay gates and permits. Like the status writer, it is
 level-triggered: it compares the desired object with the object of the watch.
 """
 

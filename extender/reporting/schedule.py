@@ -105,13 +105,15 @@ class WriteSchedule:
         self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._MAX_GAP))
 
     def mark_failed(self, key: Key, now: float, seconds: float) -> None:
-        """Record that the write failed. It is retried after this many seconds, or when the object is enqueued again."""
+        """Record that the write failed. The write is retried after this many seconds, or when the object is enqueued
+        again.
+        """
         self._charge_time(key, now)
         self._written[key] = _Written(None, now)
         self._enqueue_at(key, now + seconds)
 
     def mark_settled(self, key: Key) -> None:
-        """Record that the object needs no write: its status is current, or it was deleted."""
+        """Record that the object needs no write, because its status is current or the object was deleted."""
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:

@@ -2,7 +2,7 @@
 
 Pure. The totals are computed node by node. So the state is locked only for a few nodes at a time, and after a bind only
 the totals of the pod's node are computed again. `statuswriter` writes the statuses that differ. The computation also
-detects cards on which the ledger is wrong.
+detects cards with errors in the ledger.
 """
 
 import operator
@@ -223,7 +223,7 @@ def card_status(status: ExtenderStatus) -> Json:
 
 
 def class_status(record: ClassRecord, cards: CardSums, nodes: int) -> Json:
-    """The status of a ResourceClass as JSON, without times. A class of devices that are not GPUs has no memory."""
+    """The status of a ResourceClass as JSON, without times. A class of other devices than GPUs has no memory."""
     status: Json = {
         "devices": cards.cards,
         "healthyDevices": cards.healthy,

@@ -6,9 +6,9 @@ Level-triggered: at each write the desired status of that moment is compared wit
 lost writes, edits by other programs and missed changes are corrected, and only the newest status is written. The state
 is locked for a few nodes or namespaces at a time.
 
-A node can make its cards so large that each write takes seconds. So all nodes get the same time for their cards, and
-all namespaces for their quotas. A write that times out does not delay other objects, unless the writes of several nodes
-or namespaces in a row time out.
+A node can make its cards so large that each write takes seconds. So all nodes get equal time for their cards, and all
+namespaces get equal time for their quotas. A single write that times out does not delay other objects. But if the
+writes of several nodes or namespaces in a row time out, all writes pause.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
