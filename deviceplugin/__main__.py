@@ -175,9 +175,9 @@ def main(
 ) -> None:
     """Cardwise's device plugin, one on each node with GPUs or other offered devices.
 
-    Publishes the node's GPUs and devices (node capacities, ExtendedResources, health). When a container starts, gives
-    it exactly the GPUs and devices that its pod was assigned. Saves these grants on the node's disk, and releases them
-    when the pod's containers have ended.
+    Publishes the node's GPUs and devices (node capacities, ExtendedResources, health). Gives each container that starts
+    exactly the assigned GPUs and devices. Saves these grants on the node's disk, and releases a grant when the pod's
+    containers have ended.
     """
     logs.configure(COMPONENT, common.log_level, common.log_format)
     nvidia_specs = (_STATIC_CDI_DIR, cdi_dir)  # a later folder wins, as in CDI

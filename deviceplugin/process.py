@@ -49,7 +49,7 @@ class NodeAgentSettings:
 
     access: how containers get their cards; None: chosen from what the runtime supports.
     nvidia_specs: paths of NVIDIA's CDI specs; None: the cards are simulated.
-    cards: the cards that are shared; None: all, unless NVIDIA's device plugin serves the node.
+    cards: the cards that are shared; None: all cards, or no card while NVIDIA's device plugin serves the node.
     mps: whether the node has an MPS manager.
     mps_root: the --mps-root of the MPS manager.
     core_overcommit: percent of each card's SMs that may be allocated.
@@ -335,7 +335,7 @@ class NodeAgent:
         seconds: how long to wait if another thread is adding the grants already. If this thread adds the grants and the
           runtime is slow, the call takes up to `ADOPTION_SECONDS`.
 
-        Returns why running containers may have no grant yet, None if each has a grant. Ignores containers whose
+        Returns why running containers may still lack a grant; None if each has a grant. Ignores containers whose
         assignment cannot be read.
         """
         if self._adopted:

@@ -59,7 +59,7 @@ class ExtenderSettings:
     """The settings of the command line, without the settings of the HTTP server.
 
     Units: `bind_deadline`, `lease_duration` and names that end in `_seconds` are seconds; `headroom` is MiB of each
-    card, None for the headroom that each card has; `core_overcommit` is percent.
+    card; None for the headroom that each card has; `core_overcommit` is percent.
     """
 
     policy: str

@@ -102,7 +102,7 @@ class ManagerLock:
             raise RootLocked from error
 
     def is_lost(self) -> bool:
-        """Whether the lock file was removed or replaced, so that readers see no manager."""
+        """Whether the lock file was removed or replaced. Then readers cannot see the manager."""
         try:
             return not os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except OSError:
@@ -262,11 +262,12 @@ class MpsManager:
         return [f"the manager's thread has completed no pass for {elapsed:.0f} s"] if elapsed > _STUCK_SECONDS else []
 
     def detach(self, pods: Sequence[PodView]) -> int:
-        """Detach the clients of terminating pods from their servers, so that the kubelet may kill them safely.
+        """Detach the clients of terminating pods from their servers. Afterwards the kubelet can kill the clients
+        safely.
 
         Returns the number of detached clients. A tenant can make the daemon of their card hang, while pods on other
-        cards have only seconds left. So each daemon is called once for all pods, only if one of the pods has a share of
-        the daemon's cards, and daemons that are not ready are called last.
+        cards have only seconds left. So each daemon is called once for all pods, and only if one of them has a share of
+        the daemon's cards. Ready daemons are called first.
         """
         owners = self._process_owners()
         detached_counts: Counter[str] = Counter()  # by pod UID

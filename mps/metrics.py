@@ -47,7 +47,7 @@ THREAD_FAILURES = Counter(
 
 
 def set_unavailable(card: str, cause: Cause | None) -> None:
-    """Set the gauges to the cause for which MPS is unavailable on a card; None if MPS is available.
+    """Set the gauges to the cause of MPS's unavailability on a card; None if MPS is available.
 
     card: its UUID, or "node".
     """

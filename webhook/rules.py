@@ -9,12 +9,12 @@ A rule is a function in a module of `webhook.pods`. The name of the function beg
 rule that has nothing to do returns. The first refusal counts, and warnings are shown in the order of the rules. A rule
 may rely on the rules above it only.
 
-MUTATE as a whole is idempotent: a pod that it has changed stays as it is, because the API server calls the webhook
-again after other webhooks.
+MUTATE as a whole is idempotent: a second run changes nothing. The API server calls the webhook again after other
+webhooks.
 
-Templates of workloads go through MUTATE and VALIDATE as their pods will; the outcome is not stored. What the webhook
-changes in the stored template, in ResourceQuotas and LimitRanges are names (as `amounts`, by `templates.spellings`) and
-numbers without a unit (as `amounts`, by `amounts.add_unit`).
+Templates of workloads go through MUTATE and VALIDATE as their pods will; the outcome is not stored. In stored
+templates, ResourceQuotas and LimitRanges, the webhook changes two things: names (by `templates.spellings`) and numbers
+without a unit (by `amounts.add_unit`).
 """
 
 from collections.abc import Callable

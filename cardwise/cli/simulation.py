@@ -61,7 +61,7 @@ class _SimulatedWorld:
     demand: the total amount to request, as a multiple of all GPUs; None: the pods of the workload.
     extra_shapes: pods of --pod, by name.
     added_nodes: nodes of --add-nodes, used only to count how many of the extra pods fit.
-    live: the cluster as a workload, None for a trace.
+    live: the cluster as a workload; None for a trace.
     """
 
     workloads: list[SimulatedWorkload]

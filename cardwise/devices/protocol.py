@@ -30,7 +30,7 @@ class OtherDevice:
     common: the device nodes that this device shares with other devices.
     pci_address: "" without a PCI address.
     name: the name of an RDMA device, such as mlx5_0; "" for other devices.
-    problem: why the device takes no new container, None while it is healthy.
+    problem: why the device takes no new container; None while it is healthy.
     """
 
     kind: str

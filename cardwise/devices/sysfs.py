@@ -55,7 +55,7 @@ class RdmaDevice:
 
     @property
     def problem(self) -> str | None:
-        """Why the device cannot transfer data, None while a port is active."""
+        """Why the device cannot transfer data; None while a port is active."""
         if any(port.state == _ACTIVE_PORT_STATE for port in self.ports):
             return None
         states = ", ".join(f"port {port.number} is {port.state or 'silent'}" for port in self.ports) or "it has none"
@@ -200,7 +200,7 @@ def _read_link(path: Path) -> str:
 
 
 def _link_target(path: Path) -> str | None:
-    """The last part of a link's target, None if there is no link."""
+    """The last part of a link's target; None if there is no link."""
     return _read_link(path).rpartition("/")[2] or None
 
 

@@ -86,7 +86,7 @@ class Faults:
         return transient | {uuid: fault.reason for uuid, fault in self._persistent.items()}
 
     def record(self, uuid: str, problem: str) -> None:
-        """Record the problem that a probe of the card reported, "" for none."""
+        """Record the problem that a probe of the card reported; "" for none."""
         now = self._clock.now()
         if problem:
             self._transient[uuid] = (problem, now)

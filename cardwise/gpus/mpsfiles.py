@@ -24,7 +24,7 @@ _CONNECT_SECONDS = 0.5
 def unready_reason(
     root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
 ) -> str | None:
-    """Why a container may not start on the card yet, None if it may start. Takes milliseconds.
+    """Why a container may not start on the card yet; None if it may start. Takes milliseconds.
 
     required_state: the MPS state that the container needs: Ready, or Off for a container without MPS.
     memory_limit: the container's memory limit on the card, in MiB.
@@ -58,8 +58,8 @@ def unready_reason_of(
 class CardReadiness:
     """Whether a container may start on a card.
 
-    reason: why the container may not start yet, None if it may start.
-    state: the MPS state of the card, None if it cannot be read.
+    reason: why the container may not start yet; None if it may start.
+    state: the MPS state of the card; None if it cannot be read.
     """
 
     reason: str | None
@@ -102,7 +102,7 @@ def find_daemon_state(root: Path, uuid: str) -> CardState:
 
 
 def read_state(folder: Path) -> Status | None:
-    """The decoded state file of a daemon's folder, None if it is missing or unreadable."""
+    """The decoded state file of a daemon's folder; None if it is missing or unreadable."""
     try:
         return mps.decode((folder / mps.READY_FILE).read_text())
     except (OSError, UnicodeDecodeError, mps.UnreadableState):

@@ -349,7 +349,7 @@ def _handle_address(handle: Any) -> int | None:
 
 
 def _card_problem(handle: Any) -> str | None:
-    """Why the card is not healthy, None if it is."""
+    """Why the card is not healthy; None if it is."""
     try:
         pynvml.nvmlDeviceGetMemoryInfo(handle)
         pynvml.nvmlDeviceGetPciInfo(handle)
@@ -391,7 +391,7 @@ def _reset_indicators(handle: Any) -> ResetIndicators:
 
 
 def _optional_number(function: Callable[[], Any]) -> int | None:
-    """The number that `function` reads, None if the card, the driver or the binding does not have it."""
+    """The number that `function` reads; None if the card, the driver or the binding does not have it."""
     try:
         number = function()
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError, AttributeError):

@@ -48,7 +48,7 @@ class GpuCard:
 class Health:
     """Whether a card takes new shares.
 
-    reason: why the card takes no new shares, "" if it does.
+    reason: why the card takes no new shares; "" if it does.
     mig: whether the card is in MIG mode, so that another component may give its slices to pods.
     """
 
@@ -77,7 +77,7 @@ class GpuProcess:
     """A process on a card.
 
     pid: in our own PID namespace.
-    memory: in MiB, None if the driver does not report it.
+    memory: in MiB; None if the driver does not report it.
     """
 
     pid: int

@@ -183,7 +183,7 @@ def _config_error(source: str, reason: str) -> errors.KubeConfigError:
 
 
 def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
-    """The URL of the proxy to the API server, None for no proxy. Raises KubeConfigError.
+    """The URL of the proxy to the API server; None for no proxy. Raises KubeConfigError.
 
     As in client-go, `proxy_url` of the kubeconfig takes precedence and ignores NO_PROXY. Else HTTPS_PROXY or HTTP_PROXY
     (by the scheme of `server`) is used, unless NO_PROXY matches the server. Go does not read ALL_PROXY.
@@ -291,7 +291,7 @@ def _authorization_of(configuration: Any) -> Authorization | None:
 
 
 def _tls_context(configuration: Any) -> ssl.SSLContext | None:
-    """The TLS context, None for plain HTTP."""
+    """The TLS context; None for plain HTTP."""
     if not str(configuration.host).startswith("https"):
         return None
     context = _make_tls_context(

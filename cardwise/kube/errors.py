@@ -20,7 +20,7 @@ class KubeError(Exception):
     status: the HTTP status; 0 if there was no response.
     reason: the reason of the Status object, such as "AlreadyExists".
     message: the server's message, at most 512 bytes.
-    retry_after: the seconds of the Retry-After header, None if there was none.
+    retry_after: the seconds of the Retry-After header; None if there was none.
     """
 
     def __init__(self, status: int, reason: str = "", message: str = "", *, retry_after: float | None = None) -> None:

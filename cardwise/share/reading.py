@@ -139,7 +139,7 @@ def _parse_mib(field: str, amount: object) -> int | None:
 
 
 def _check_fraction(field: str, fraction: object) -> str | None:
-    """Check that a fraction is above 0 and at most 1. Returns it, None if it is missing. Raises UnreadableShare."""
+    """Check that a fraction is above 0 and at most 1. Returns it; None if it is missing. Raises UnreadableShare."""
     if fraction is None or fraction == "":
         return None
     if isinstance(fraction, (str, int, float)) and not isinstance(fraction, bool):

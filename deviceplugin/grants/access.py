@@ -40,7 +40,7 @@ class Access(StrEnum):
 
 
 def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
-    """Return the access to cards on this node, and its reason.
+    """Return the access to cards on this node, and the reason for this choice.
 
     The access depends only on the runtime's features. If a card has no device node, the card becomes unhealthy, but the
     access to the other cards stays restricted.
@@ -94,7 +94,7 @@ class Delivery:
         )
 
     def undeliverable_reasons_by_uuid(self, cards: list[GpuCard]) -> dict[str, str]:
-        """Why containers cannot get a card at present, by the card's UUID; cards without a problem are left out."""
+        """The obstacle to giving a card to containers at present, by the card's UUID; usable cards are left out."""
         reasons = {}
         for card in cards:
             try:
@@ -104,7 +104,7 @@ class Delivery:
         return reasons
 
     def write_problem(self) -> str | None:
-        """Why no spec can be written at present, None if specs can be written."""
+        """The obstacle to writing specs at present; None if there is no obstacle."""
         return cdi.write_problem(self._folder)
 
     def deliver_grant(self, grant: Grant, hardware: Hardware) -> None:
@@ -172,7 +172,7 @@ class Delivery:
 
 
 def device_problem(device: OtherDevice, access: Access | None) -> str | None:
-    """Why no container can get the device at present, None if containers can get it."""
+    """The obstacle to giving the device to containers at present; None if there is no obstacle."""
     if device.problem:
         return device.problem
     if access is Access.ENV:

@@ -1,13 +1,13 @@
 """Creates grants for containers that run without one.
 
 A container has no grant if the state folder was lost or its grant was unreadable. Without a grant, PreStart would count
-the card as free, and the container could not be restarted while the API server is away. If the API server reports that
-a pod has ended, its annotations are read from the container runtime, which keeps them while a container or sandbox of
-the pod runs. If no grant can be made for a container, this failure is logged and counted, and does not delay the start
-of other containers.
+the card as free. Also, the container could not be restarted during an outage of the API server. If the API server
+reports that a pod has ended, the annotations are read from the container runtime. The runtime keeps them while a
+container or sandbox of the pod runs. If making a grant for a container fails, the failure is logged and counted. Other
+containers start without delay.
 
-A pod may have been bound here a second time, with other cards than its sandbox has. Its containers may use the cards of
-either binding, so its grants have the cards of both bindings until these containers end.
+A pod may have been bound here a second time, with other cards than its sandbox has. The containers of such a pod may
+use the cards of either binding. So the pod's grants have the cards of both bindings until these containers end.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Adoption(NamedTuple):
 
     grants: the added grants.
     unknown_holders: UIDs of pods that may hold a card without a grant.
-    error: why a grant could not be written to disk, None if all grants were written.
+    error: why a grant was not written to disk; None if all grants were written.
     """
 
     grants: list[Grant]
@@ -43,8 +43,8 @@ class Adoption(NamedTuple):
 def select_current_sandboxes(sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
     """The sandboxes in which containers may run. Pure.
 
-    The kubelet ends all containers of a pod before it makes another sandbox for the pod. So a sandbox that is not ready
-    is selected only if the pod has no ready sandbox.
+    The kubelet ends all containers of a pod before it makes another sandbox for the pod. So other sandboxes are
+    selected only if the pod has no ready sandbox.
     """
     sandboxes = list(sandboxes)
     ready_uids = {sandbox.pod_uid for sandbox in sandboxes if sandbox.ready}
@@ -100,7 +100,7 @@ def build_sandbox_grants(
     live_containers: names of the live containers by pod UID.
     granted: UIDs of the pods with a grant.
 
-    The grants have no slots, since no container will start with these grants. Also returns the UIDs of pods whose
+    The grants have no slots, because their containers have started already. Also returns the UIDs of pods whose
     assignment cannot be read.
     """
     grants: dict[str, Grant] = {}

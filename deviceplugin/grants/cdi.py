@@ -63,7 +63,9 @@ def card_node_edits(card: GpuCard) -> Edits:
 
 
 def device_edits(device: OtherDevice) -> Edits:
-    """The CDI edits for a device: its own device nodes, and the nodes common to its kind. Raises NoDevice."""
+    """The CDI edits for a device: its own device nodes, and the device nodes that all devices of its kind share. Raises
+    NoDevice.
+    """
     device_text = f"{device.kind} {device.index} ({device.uuid})"
     nodes = (*device.nodes, *device.common)
     return {"deviceNodes": [_device_node(device_text, node.host, node.container) for node in nodes]}
@@ -73,8 +75,8 @@ def mps_edits(grant: Grant) -> Edits:
     """The CDI edits that mount the socket of the grant's MPS daemon; for the share agent, folders with the daemon's
     state.
 
-    A container sees only the daemon's socket. In the share agent's folders, an empty tmpfs hides the log, which names
-    other pods, and the daemon's pipe folder, whose files the daemon locks and writes.
+    A container sees only the daemon's socket. In the share agent's folders, an empty tmpfs hides two things: the log,
+    which names other pods, and the pipe folder, whose files the daemon locks and writes.
     """
     if grant.is_agent:
         folders = [(folder, f"{shareagent.MPS_ROOT}/{Path(folder).name}") for folder in grant.mps]
@@ -89,8 +91,8 @@ def mps_edits(grant: Grant) -> Edits:
 
 
 def kernel_limit_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
-    """The CDI edits by which the driver limits the memory of a container with a share of one card, with and without
-    MPS; empty for other grants, and where the driver cannot do it.
+    """The CDI edits that make the driver limit a container's memory, with or without MPS. Empty if the driver cannot do
+    this, or if the grant is not a share of exactly one card.
 
     NVIDIA's container toolkit (1.20.1 and later) reads the limit, in MiB, from the container's environment.
     """
@@ -293,13 +295,13 @@ def build_spec(
 
 
 def write_spec(folder: Path, slot: str, content: dict[str, Any]) -> None:
-    """Write the spec atomically, so that the runtime never reads an incomplete spec. Raises OSError."""
+    """Write the spec atomically: the runtime never reads an incomplete spec. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     replacing.replace_file(spec_path(folder, slot), msgspec.json.encode(content))
 
 
 def write_problem(folder: Path) -> str | None:
-    """Why no spec can be written at present, None if specs can be written.
+    """The obstacle to writing specs at present; None if there is no obstacle.
 
     Reads the file system's state and writes nothing: the runtime reads all specs again when the folder changes.
     """

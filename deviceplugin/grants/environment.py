@@ -1,7 +1,7 @@
 """The environment of a container with a share, for its CDI spec.
 
-The variables depend only on the grant and this node, so that a container restarts with the same variables while the API
-server is away.
+The variables depend only on the grant and this node. So a container restarts with the same variables even while the API
+server is down.
 """
 
 from collections import defaultdict

@@ -5,16 +5,15 @@ store, containers can restart while the API server is away, and a card that a de
 The store survives a crash.
 
 Theory of operation. A grant is added in memory under the lock, after the check that its card has space. Then the grant
-is written to disk, and only then its container may start. The pod holds all its shares from its first grant on.
-Otherwise another pod could take the share that the second container, or a restarted first container, will need.
+is written to disk, and only then its container may start. A pod holds all its shares from its first grant on. Otherwise
+another pod could take the share that the second container, or a restarted first container, will need.
 
 Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. When the first container starts, A holds
-12288 MiB of the card, so pod B with 8192 MiB is refused even before A's second container starts.
+12288 MiB of the card. So pod B with 8192 MiB is refused even before A's second container starts.
 
 After a restore of etcd, pod A can be bound here again under its UID, with other cards. The pod holds the cards of its
 running containers until these containers have ended. So a grant with other cards is added only after the former grants
-were dropped. If the grants of a pod differ, the pod holds for each card the largest amount that one of these grants
-has.
+were dropped. If the grants of a pod differ, the pod holds the largest granted amount of each card.
 """
 
 import contextlib
@@ -149,7 +148,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return {*self.pod_keys, *self.pod_device_keys}
 
     def sorted_amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
-        """The amounts that the pod holds of each card and device. They are sorted, so that two grants can be compared.
+        """The amounts that the pod holds of each card and device. The order is fixed, so two grants can be compared.
 
         by_container: add the container keys.
         """
@@ -181,7 +180,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def extend_by_assignment(self, assignment: Assignment) -> "Grant":
-        """A copy of the grant, plus the amounts by which the assignment exceeds the grant."""
+        """A copy of the grant, increased to the assignment where the assignment is larger."""
         excess = assignment.excess_over(self.pod_assignment)
         if excess is None:
             return self
@@ -328,8 +327,8 @@ class GrantStore:
             return [grant for (uid, _), grant in self._grants.items() if uid == pod_uid]
 
     def slot_owner(self, slot: str) -> Grant | None:
-        """The latest grant of a slot. Several grants can have it, since the kubelet reuses a slot when its pod has
-        ended.
+        """The latest grant of a slot. Several grants can have the same slot, since the kubelet reuses a slot when the
+        former pod has ended.
         """
         with self._lock:
             grants = [grant for grant in self._grants.values() if slot in grant.slots]
@@ -359,7 +358,7 @@ class GrantStore:
     def restore_files(self) -> None:
         """Write the files of grants again if the files were removed.
 
-        Afterwards `problem` is the reason why grants cannot be written, None if grants can be written.
+        Afterwards `problem` is the obstacle to writing grants; None if there is no obstacle.
         """
         probe = self._folder.with_name(f".{self._folder.name}.probe")
         failures: list[OSError] = []
@@ -409,9 +408,10 @@ class GrantStore:
         return list(grants.values())
 
     def undo_add(self, added: AddedGrant) -> None:
-        """Undo `add` for a grant that was not delivered, unless its container has a newer grant. Raises OSError.
+        """Undo `add` for a grant that was not delivered. Does nothing if the container has a newer grant. Raises
+        OSError.
 
-        A restarted container gets its previous grant back, so that it can start without the API server.
+        A restarted container gets its previous grant back, so it can start without the API server.
         """
         grant, previous = added.grant, added.previous
         with self._disk_lock(grant.pod_uid):

@@ -32,9 +32,8 @@ _DAEMON_CHANGED = "the MPS daemon of its GPU has just changed"
 class HasManager(StrEnum):
     """Whether the node has an MPS manager, the option --mps.
 
-    NEVER: it has none, and will have none.
-    SEEN: it has one once one has run here.
-    ALWAYS: it has one, also before one has run.
+    NEVER: the node will never have a manager. SEEN: it has one once one has run here. ALWAYS: it has one, also before
+    one has run.
     """
 
     NEVER = "never"
@@ -50,7 +49,7 @@ class MpsNotReady(Exception):
 class Readiness:
     """Whether a container may start with MPS.
 
-    problem: why the container may not start now, None if it may start.
+    problem: why the container must not start now; None if it may start.
     folders: the folders of the MPS daemons that the container gets.
     """
 

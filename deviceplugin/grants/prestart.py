@@ -1,6 +1,6 @@
 """PreStartContainer: identifies the container's pod, checks its assignment, adds its grant, and writes its CDI spec.
 
-This module chooses no cards: the kubelet's records name the container that has the slot, and the annotations that the
+This module chooses no cards. The kubelet's records name the container that has the slot. The annotations that the
 extender wrote at bind name the container's cards. An error appears in the pod's events, and the kubelet retries (it
 calls PreStartContainer at every start). So every refusal names the problem and the remedy.
 
@@ -14,7 +14,7 @@ Theory of operation. One call takes these steps:
 6. Add the grant, waiting up to 5 s for shares of pods that have just ended.
 7. Write the CDI spec.
 
-If a step after step 6 fails, the grant stays: the kubelet tries again with the same slots, and until then no other pod
+If a step after step 6 fails, the grant stays. The kubelet tries again with the same slots, and until then no other pod
 may take the share. The grant is released when the pod has ended. Only an abandoned start removes it.
 
 Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4096 MiB does not fit: 12234 + 4096
@@ -83,7 +83,7 @@ def identify_container(
 ) -> tuple[PodResourcesContainer, str]:
     """The container that has all these slots, with its pod's UID. Pure. Raises StartRefused.
 
-    name_of_uid: returns "namespace/name" of a pod UID, None if unknown. This name selects the right entry if the
+    name_of_uid: returns "namespace/name" of a pod UID; None if unknown. This name selects the right entry if the
         checkpoint still has entries of former pods.
     """
     if not slots:
@@ -147,7 +147,7 @@ def build_grant(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
 
 
 def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> None:
-    """Check that the cards are on this node, and are large enough for their shares. Pure. Raises StartRefused."""
+    """Check that the cards are on this node and are large enough for the shares. Pure. Raises StartRefused."""
     requested: dict[str, int] = defaultdict(int)
     for share in shares:
         card = cards.get(share.uuid)
@@ -181,9 +181,9 @@ def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str
 def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
     """Check that the pod's ready sandbox was made for the binding of the grant. Pure. Raises StartRefused.
 
-    Only nodes without CDI need this check: there the kubelet sets the container's cards from the annotations in its own
-    copy of the pod. After a restore of etcd that copy may still have the annotations of a former binding. The
-    annotations of the sandbox are never newer than the annotations in the kubelet's copy.
+    Only nodes without CDI need this check. There the kubelet sets the container's cards from its own copy of the pod's
+    annotations. After a restore of etcd that copy may still have the annotations of a former binding. The annotations
+    of the sandbox are never newer than the annotations in the kubelet's copy.
     """
     ready = [sandbox for sandbox in sandboxes if sandbox.pod_uid == grant.pod_uid and sandbox.ready]
     if not ready:
@@ -212,12 +212,12 @@ class PreStart:
 
     health: returns the health of cards and devices, by UUID.
     release: takes UIDs of pods, and releases the grants of the pods that have ended.
-    release_former: takes the UID of a pod whose next container is about to start, and releases all its grants if none
-        of its containers runs.
+    release_former: takes the UID of a pod whose next container is about to start. If no container of the pod runs,
+        releases all grants of the pod.
     sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
     has_adopted: returns whether each running container has a grant.
-    adopt: adds the missing grants of running containers. If another thread is adding them, waits for that thread, up
-        to the given number of seconds. Returns why grants are still missing, None if none is missing.
+    adopt: adds the missing grants of running containers. If another thread is adding them, waits for that thread, up to
+        the given number of seconds. Returns why some grants are still missing; None if all exist.
     on_granted: called with the pod of each grant.
     """
 
@@ -260,8 +260,8 @@ class PreStart:
     def __call__(self, slots: Sequence[str], is_active: IsActive) -> Grant:
         """Add the grant of the container that has these slots, and write its CDI spec. Raises StartRefused.
 
-        Kubelets since 1.35 abandon the call if the pod is deleted during the call. Then nothing is granted, since a pod
-        whose containers never start would hold the card.
+        Kubelets since 1.35 abandon the call if the pod is deleted during the call. Then the card is not granted.
+        Otherwise a pod whose containers never start would hold the card.
         """
         started = self._clock.now()
         deadline = started + _CALL_SECONDS

@@ -1,9 +1,9 @@
-"""Releases the grants of a pod once the API server reports that it has ended and the runtime has no container of it.
+"""Releases a pod's grants once the API server reports the pod's end and the runtime has none of its containers.
 
-Two more kinds of pods are treated as ended: a pod that is bound to another node, because this machine had that node's
-name before (docs/design/0031), and a pod that is pending again, because etcd was restored from a backup. Either pod may
-be bound here later under the same UID, and a restored API server may have a deleted pod again. So a grant is dropped
-only if the API server reports the end in the same pass, and if the grant was not added after the pass began
+Two more kinds of pods are treated as ended. A pod may be bound to another node, whose name this machine had before
+(docs/design/0031). A pod may be pending again, because etcd was restored from a backup. Either pod may be bound here
+later under the same UID, and a restored API server may have a deleted pod again. So a grant is dropped only if the API
+server reports the end in the same pass, and only if the grant is older than this pass
 (`GrantStore.drop_grants_of_pod`).
 
 Both reports are needed. The API server forgets a force-deleted pod while its containers still use the card. The runtime
@@ -11,12 +11,11 @@ cannot distinguish a container between two restarts from a container that has en
 always suffice, also for a pod whose containers never started. The shares of a terminating pod, whose object is deleted
 but whose containers run, are published as `reported`.
 
-A pod that is bound here again with other cards has two bindings on this node: its grants belong to the former binding
-until the containers of that binding have ended. Until then the pod holds for each card the larger amount of the two
-bindings. If the grants hold more of a card than the assignment, `reported` is the
-amount of the grants.
-The pod's grants are dropped once the runtime has neither a sandbox nor a container of the pod, or when its next
-container starts and no container with a share runs.
+A pod that is bound here again with other cards has two bindings on this node. The pod's grants belong to the former
+binding until the containers of that binding have ended. Until then the pod holds for each card the larger amount of the
+two bindings. If the grants hold more of a card than the assignment, `reported` is the amount of the grants. The pod's
+grants are dropped once the runtime has no sandbox and no container of the pod. They are also dropped when the next
+container starts while no container with a share runs.
 """
 
 import threading
@@ -61,7 +60,7 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
 
 
 def find_former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
-    """The UUIDs of the cards and devices of which the pod's grants have more than its assignment. Pure.
+    """The UUIDs of the cards and devices whose granted amounts exceed the assignment. Pure.
 
     The grants have these cards and devices from a former binding.
     """
@@ -106,15 +105,16 @@ class Releaser:
     def reported_shares(self) -> Mapping[str, list[ContainerShare]] | None:
         """The shares that are published as `reported`, by UUID of the card or device.
 
-        These are the shares of pods that have live containers although the API server reports their end, and the shares
-        that pods bound here have from a former binding. None until API server and runtime have answered for all pods.
+        These are two kinds of shares: those of pods that have live containers although the API server reports their
+        end, and those of former bindings of pods that are bound here. None until API server and runtime have answered
+        for all pods.
         """
         with self._lock:
             return None if self._reported is None else dict(self._reported)
 
     @property
     def problem(self) -> str | None:
-        """Why shares cannot be released at present, None if they can be released."""
+        """The obstacle to releasing shares at present; None if there is no obstacle."""
         return self._runtime_problem
 
     def release_ended(self, pod_uids: set[str]) -> bool:
@@ -167,7 +167,8 @@ class Releaser:
         """Release all grants of a pod if none of its containers with a share runs.
 
         Call this only while the pod's next container starts: then no other container of the pod is about to start. A
-        running share agent also prevents the release, since it still publishes the former shares to the containers.
+        running share agent also prevents the release, since the agent still publishes the former shares to the
+        containers.
         """
         epoch = self._grants.epoch()
         try:

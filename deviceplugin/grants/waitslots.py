@@ -3,10 +3,10 @@ namespaces, and within a namespace among cards.
 
 Theory of operation. A start waits in a thread of the gRPC server. The number of slots is limited, since other threads
 must stay free for Allocate. While a slot is free, any start gets it. If no slot is free, a start takes a slot of a
-larger owner (`RecentUse`). The larger owner is the namespace with the most slots; if this is the start's own namespace,
-it is the card of this namespace with the most slots. Of the larger owner's starts, the start that has waited longest
-loses its slot: that start is refused, and the kubelet tries it again. If no owner is larger, the new start does not
-wait.
+larger owner (`RecentUse`). The larger owner is the namespace with the most slots. If this is the start's own namespace,
+the card with the most slots in this namespace is used instead. Of the larger owner's starts, the start that has waited
+longest loses its slot: that start is refused, and the kubelet repeats the start later. If no owner is larger, the new
+start does not wait.
 
 Example: namespace A has all 16 wait slots, for starts on a card whose MPS daemon A ends again and again. A start of
 namespace B on another card takes one of these slots. The next start of A on its card does not wait: A has 15 slots, and
@@ -53,8 +53,8 @@ class WaitSlots:
     def reserve(self, namespace: str, cards: Cards) -> Iterator[Callable[[], bool]]:
         """Reserve a wait slot for a start of the namespace on these cards, until the context ends.
 
-        Yields a function that returns whether the start has a slot. The start may get no slot, or may lose its slot
-        to another start later. Without a slot, it must end its wait.
+        Yields a function that returns whether the start has a slot. The start may get no slot, or may lose its slot to
+        another start later. Without a slot, a start must stop waiting.
         """
         with self._lock:
             slot = self._try_reserve(namespace, cards)

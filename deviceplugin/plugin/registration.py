@@ -2,8 +2,8 @@
 
 When the kubelet starts, it has forgotten its plugins and deletes every socket in the folder. The kubelet can also drop
 a plugin without an error on either side: before Kubernetes 1.37 the late end of an old stream removed the new plugin.
-So each registration has its own socket, and the plugin registers again when kubelet.sock was replaced, our socket was
-removed, the kubelet's stream has ended, or the node keeps reporting no slots.
+So each registration has its own socket. The plugin registers again in four cases: kubelet.sock was replaced, our socket
+was removed, the kubelet's stream has ended, or the node keeps reporting no slots.
 """
 
 import os
@@ -38,7 +38,9 @@ SocketIdentity = tuple[int, int, int]
 
 
 def socket_identity(socket: Path) -> SocketIdentity | None:
-    """The identity of the socket at this path, None without a socket. The inode alone is not enough: it is reused."""
+    """The identity of the socket at this path; None if there is no socket. More than the inode, because inodes are
+    reused.
+    """
     try:
         status = socket.stat()
     except OSError:
@@ -50,11 +52,11 @@ def socket_identity(socket: Path) -> SocketIdentity | None:
 class RegistrationState:
     """The observed state of a registration.
 
-    kubelet: the identity of the present kubelet.sock, None without a kubelet.sock.
+    kubelet: the identity of the present kubelet.sock; None if the file is missing.
     registered_kubelet: the identity of the kubelet.sock with which the plugin is registered.
     has_own_socket: whether the plugin's socket exists.
-    no_stream_seconds: how long the kubelet has had no open stream, None while a stream is open.
-    zero_slots_seconds: how long the node has reported 0 slots, None while it reports more.
+    no_stream_seconds: seconds since the kubelet's last stream ended; None while a stream is open.
+    zero_slots_seconds: how long the node has reported 0 slots; None while it reports more.
     """
 
     kubelet: SocketIdentity | None
@@ -65,7 +67,7 @@ class RegistrationState:
 
 
 def reregister_reason(state: RegistrationState) -> str | None:
-    """Why the plugin has to register (again). None if it need not register, or if no kubelet runs. Pure."""
+    """Why the plugin has to register (again). None if registration is not needed, or if the kubelet is down. Pure."""
     if state.kubelet is None:
         return None
     if state.registered_kubelet is None:
@@ -89,8 +91,8 @@ class Registration:
     """Keeps the plugin registered, in one thread.
 
     folder: the kubelet's folder of sockets.
-    create_server: creates the server for a socket; returns None while the container runtime has not answered.
-    share_allocatable: returns the node's allocatable slots as the kubelet reports them, None if unknown.
+    create_server: creates the server for a socket; returns None until the container runtime has answered.
+    share_allocatable: returns the node's allocatable slots as the kubelet reports them; None if unknown.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Registration:
 
     @property
     def problem(self) -> str | None:
-        """Why the plugin is not registered at present, None if it is registered."""
+        """Why the plugin is not registered at present; None if it is registered."""
         server = self._server
         if self._registered_kubelet is None or server is None:
             return f"not registered with the kubelet at {self._kubelet_socket}"

@@ -1,7 +1,7 @@
 """The DevicePlugin gRPC service on one socket. Its methods receive slots only.
 
-Allocate returns at once and uses only its arguments, because the kubelet calls it without a deadline and admits no
-other pod meanwhile. PreStartContainer makes all decisions, since the kubelet retries it.
+Allocate returns at once and uses only its arguments. During the call the kubelet admits no other pod, and the call has
+no deadline. PreStartContainer makes all decisions, since the kubelet retries it.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """The share slots: device IDs without a meaning. The kubelet calls the plugin at each start of a container with a slot.
 
-The IDs are short and few, because the kubelet accepts no list above 4 MiB (its pkg/kubelet/cm/devicemanager sets no
-MaxCallRecvMsgSize).
+The IDs are short and few, because the kubelet accepts lists up to 4 MiB: pkg/kubelet/cm/devicemanager keeps gRPC's
+default of MaxCallRecvMsgSize.
 """
 
 from collections.abc import Sequence

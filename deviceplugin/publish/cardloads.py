@@ -1,4 +1,4 @@
-"""The load of each card of this node, computed from the pods on the node and the grants on its disk. Pure.
+"""The load of each card of this node, computed from the node's pods and from the grants on disk. Pure.
 
 The load is computed at each scrape, independently of the extender's cache. So the two can be compared: the extender
 must write the same numbers into the ExtendedResource.
@@ -44,8 +44,8 @@ def card_loads(
 ) -> list[CardLoad]:
     """The load of these cards.
 
-    A pod that has ended is included while it has a grant, that is, until its containers have ended. For a pod that is
-    bound here again, the load includes the amounts by which its grants exceed its assignment.
+    After its end, a pod is included while it has a grant, that is, until its containers have ended. For a pod that is
+    bound here again, each amount is the larger one of grant and assignment.
     """
     cards = list(cards)
     uuid_by_index = {card.index: card.uuid for card in cards}

@@ -40,8 +40,9 @@ def card_capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: 
     card_sizes: MiB of each card.
     core: percent of each card's SMs that may be allocated.
 
-    A capacity is never below the requests of the node's living pods: a kubelet that restarts admits its pods again and
-    fails the pods that do not fit. So the capacity includes a removed card until the card's pods have ended.
+    A capacity always covers the requests of the node's living pods. Otherwise a restarted kubelet, which admits its
+    pods again, would fail the pods that no longer fit. So the capacity includes a removed card until the card's pods
+    have ended.
     """
     totals = {
         names.GPU_MEM: sum(card_sizes),
@@ -62,7 +63,7 @@ def class_capacities(
 ) -> dict[str, str]:
     """The node's capacities for ResourceClasses: the maximum amounts that containers can request at once.
 
-    classes_by_card: MiB and classes of each card and device; None while unknown, and then `current` is kept.
+    classes_by_card: MiB and classes of each card and device; None while unknown; then `current` is kept.
     current: the node's present capacities.
 
     As in `card_capacities`, a capacity is never below the requests of living pods. A class without cards and requests
@@ -91,10 +92,10 @@ def class_capacities(
 
 
 def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The node's capacity for the marker resource of pods without a card; {} if it has no devices but GPUs.
+    """The node's capacity for the marker resource of pods without a card; {} if the node has only GPUs.
 
     kube-scheduler ignores the marker when it places a pod. But when a node's capacity grows, kube-scheduler activates a
-    parked pod only if that node has all resources that the pod requests, and this check includes the marker.
+    parked pod only if that node has all requested resources. This check includes the marker.
     """
     return (
         {names.FILTER_CALL_RESOURCE: str(_UNLIMITED_PODS)}
@@ -106,7 +107,7 @@ def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) -> dict[str, str]:
     """The labels that the selectors of classes match.
 
-    These are labels from the `spec` of a card or device, and the labels that people have set on its ExtendedResource.
+    These are the labels from the `spec` of a card or device, and labels that people have set on the ExtendedResource.
     """
     return classes.labels(
         node=spec["node"],
@@ -121,7 +122,7 @@ def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) 
 
 
 def accelerator_label(cards: Iterable[GpuCard]) -> str | None:
-    """The value of the node's label `accelerator`: the model of its cards, None if they have different models."""
+    """The value of the node's label `accelerator`: the model of the node's cards; None if there are several models."""
     models = {card.model for card in cards}
     return classes.accelerator_of_model(models.pop()) if len(models) == 1 else None
 
@@ -158,7 +159,7 @@ def device_spec(node: str, device: OtherDevice) -> Json:
 def extended_resource(node: str, node_uid: str, spec: Json) -> Json:
     """The ExtendedResource of a card or device with this `spec`, without status.
 
-    Its owner is the Node, so that Kubernetes deletes it with the Node.
+    The owner is the Node, so Kubernetes deletes the object with the Node.
     """
     return {
         "apiVersion": names.API_VERSION,

@@ -1,7 +1,7 @@
 """The cordons of this node's cards and devices, saved on the node's disk.
 
-The ExtendedResource is authoritative while it exists. But it is deleted with its Node, or when the card is missing for
-a moment. The object that replaces it must not offer a card that an administrator has cordoned.
+The ExtendedResource is authoritative while it exists. But this object is deleted with its Node, or when the card is
+missing for a moment. The object that replaces it must not offer a card that an administrator has cordoned.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Cordons:
     """The saved cordons. Not thread-safe.
 
     A card whose entry cannot be read, for example an entry of another version, is treated as cordoned. If the whole
-    file cannot be read, no card is treated as cordoned, and a copy of the file is kept.
+    file is unreadable, all cards are treated as open, and a copy of the file is kept.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,8 +1,8 @@
 """Detects that the kubelet still accounts gpu-mem to gpushare's device plugin, which served this node before.
 
-The kubelet does so for five minutes after that plugin has ended, and as long as a pod with a share from that plugin
-runs. In that time the kubelet fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently), since
-no plugin offers devices for gpu-mem. So no card is shared in that time: new pods wait, and running pods stay.
+The kubelet does so for five minutes after that plugin has ended, and longer if a pod with a share from that plugin
+still runs. In that time the kubelet fails each new pod that requests gpu-mem (UnexpectedAdmissionError, permanently),
+since no plugin offers devices for gpu-mem. So no card is shared in that time: new pods wait, and running pods stay.
 """
 
 import threading
@@ -20,7 +20,7 @@ from deviceplugin.sources.kubelet import decode_checkpoint
 class GpuMemRecord:
     """The kubelet's record of gpu-mem.
 
-    devices: number of devices, None if no device plugin is registered for gpu-mem.
+    devices: number of devices; None if no device plugin is registered for gpu-mem.
     holders: UIDs of the pods that hold devices.
     has_our_plugin: whether Cardwise's device plugin is registered.
     """
@@ -45,10 +45,10 @@ def parse_checkpoint(content: bytes) -> GpuMemRecord:
 
 
 def sharing_problem(record: GpuMemRecord, living_uids: Collection[str]) -> str | None:
-    """Why the cards cannot be shared yet, None if they can be shared. Pure.
+    """Why the cards cannot be shared yet; None if they can be shared. Pure.
 
-    living_uids: UIDs of the pods that are not finished. Before the kubelet next allocates a device, it drops the
-    holders that are not in this list.
+    living_uids: UIDs of the pods that are not finished. The kubelet drops holders outside this list before it allocates
+        the next device.
     """
     if record.devices:
         return f"another device plugin offers {names.GPU_MEM} on this node, as gpushare's does: remove it there"

@@ -62,7 +62,7 @@ def _node_resources_projection(node: str) -> Callable[[bytes], tuple[str, Extend
 class NodePublisher:
     """Publishes the node in one thread that writes, and two threads that watch the cards and the other devices.
 
-    access: returns how containers get cards, None until it is known.
+    access: returns how containers get cards; None until it is known.
     reported_shares: returns the shares of terminating pods, by UUID of the card or device.
     granted_mib: returns the MiB of granted shares, by UUID.
     is_split: see OwnNode.
@@ -206,7 +206,7 @@ class NodePublisher:
         )  # last: no component of Cardwise depends on the label
 
     def _reported_shares_lookup(self) -> Callable[[str], Sequence[ContainerShare] | None]:
-        """A function that returns the reported shares of the card or device with a UUID, None if they are unknown.
+        """A function that returns the reported shares of the card or device with a UUID; None if they are unknown.
 
         Until this process knows the reported shares, the function returns the published ones, which an earlier process
         wrote.

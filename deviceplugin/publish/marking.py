@@ -53,7 +53,7 @@ class PodMarker:
         self._loop.stop()
 
     def queue_mark(self, pod: NodePod) -> None:
-        """Queue a pod for its mark. Does nothing for a pod that is marked already or has no cards."""
+        """Queue a pod for its mark. Ignores pods that are marked already, and pods without cards."""
         if pod.annotations.get(names.ASSIGNED, "true") == "true":
             return
         with self._lock:

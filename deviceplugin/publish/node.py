@@ -1,7 +1,8 @@
-"""The Node object of this node: its capacities, its label `accelerator`, and whether NVIDIA's device plugin serves it.
+"""The Node object of this node: its capacities, the label `accelerator`, and whether NVIDIA's device plugin serves the
+node.
 
-Other components write this object too: a kubelet that registers again sets capacities that it does not know to 0,
-NVIDIA's device plugin sets its own capacity, and people set labels.
+Other writers change this object too. A kubelet that registers again sets unknown capacities to 0. NVIDIA's device
+plugin sets its own capacity, and people set labels.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,10 +37,10 @@ class NodeFacts:
 
     uid: the UID; it changes if the node is deleted and registered again.
     capacity: amounts of Cardwise's resources, classes included.
-    share_allocatable: number of allocatable share slots, None if unknown.
+    share_allocatable: number of allocatable share slots; None if unknown.
     nvidia_gpus: number of GPUs that NVIDIA's device plugin offers.
-    label: the label `accelerator`, None if the node lacks it.
-    last_written_label: the value of the label that we last wrote, None if we never wrote the label.
+    label: the label `accelerator`; None if the node lacks it.
+    last_written_label: the value of the label that we last wrote; None before our first write.
     """
 
     uid: str = ""
@@ -75,7 +76,7 @@ def _expand_suffix(amount: str) -> str:
 
 
 def label_change(desired: str, label: str | None, last_written_label: str | None) -> dict[str, Any]:
-    """The metadata change that sets the label to `desired` ("": removes it), {} if no change is due. Pure.
+    """The metadata change that sets the label to `desired` ("": removes it); {} if no change is due. Pure.
 
     A label that differs from `last_written_label` was set by another program or a person. Such a label stays as it is,
     and the annotation with the last value that Cardwise wrote is removed. Otherwise, if the label got that value again
@@ -140,16 +141,16 @@ class OwnNode:
 
     @property
     def facts(self) -> NodeFacts | None:
-        """The last observed state; None if the Node object does not exist (yet)."""
+        """The last observed state; None if the Node object does not exist."""
         return self._reflector.store.get(self._name)
 
     def share_allocatable(self) -> str | None:
-        """The node's allocatable share slots as the kubelet reports them, None if unknown."""
+        """The node's allocatable share slots as the kubelet reports them; None if unknown."""
         facts = self.facts
         return facts.share_allocatable if facts is not None else None
 
     def nvidia_problem(self) -> str | None:
-        """If NVIDIA's device plugin serves the node, a text that says why no card may be shared; else None."""
+        """Why the node's cards may not be shared: NVIDIA's device plugin serves the node. None if it does not."""
         return self._nvidia_problem(self.facts)
 
     def update_capacities(self, facts: NodeFacts, desired: Mapping[str, str]) -> bool:
@@ -167,7 +168,9 @@ class OwnNode:
         return False
 
     def update_accelerator_label(self, desired: str) -> None:
-        """Set the label `accelerator` to `desired`, "" for none, unless another program or a person has set it."""
+        """Set the label `accelerator` to `desired`; "" removes the label. A label that another program or a person has
+        set stays.
+        """
         facts = self.facts
         if (
             facts is None
@@ -202,7 +205,7 @@ class OwnNode:
         _log.info("wrote the node's label", **{names.ACCELERATOR: desired or None})
 
     def activate_parked_pods(self) -> None:
-        """Change an annotation of the Node object, so that kube-scheduler retries parked pods."""
+        """Change an annotation of the Node object; then kube-scheduler retries parked pods."""
         change = {"metadata": {"annotations": {names.REQUEUE: str(self._clock.wall_ns())}}}
         self._client.patch(paths.nodes(self._name), change, "merge")
 

@@ -28,7 +28,7 @@ _REPEAT_SECONDS = 1.0  # pause before the slots are withdrawn again if the node 
 
 
 def list_unadmitted_pods(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
-    """List the names of pods bound here that have no slots yet; [] if the kubelet's checkpoint cannot be read."""
+    """List the names of pods that are bound here and still lack slots; [] if the kubelet's checkpoint is unreadable."""
     try:
         slots_by_uid = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
     except KubeletUnavailable:

@@ -1,9 +1,9 @@
-"""Clears the MPS status of this node's cards when no MPS manager runs any more, so that no MPS pod is placed here.
+"""Clears the MPS status of this node's cards when the MPS manager has ended. Then no MPS pod is placed here.
 
-A manager that crashes leaves its last status: the card looks ready forever, but no container starts on it. The device
-plugin reads from files on the node whether a manager runs. With `--mps=never` no manager will come back: then the
-status of an earlier manager is removed, except from a card that this manager left closed (in compute mode
-EXCLUSIVE_PROCESS).
+A manager that crashes leaves its last status. Then the card looks ready forever, but containers cannot start on it. The
+device plugin reads from files on the node whether a manager runs. With `--mps=never` there will be no manager again, so
+the status of an earlier manager is removed. Only a card that was left closed (in compute mode EXCLUSIVE_PROCESS) keeps
+the status.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class StaleMpsStatus:
         self._stale_since: dict[str, float] = {}  # by UUID
 
     def correct_status(self, resource: ExtendedResource) -> Json:
-        """Returns the merge patch that corrects a card's status, {} if the status needs no correction."""
+        """Returns the merge patch that corrects a card's status; {} if the status needs no correction."""
         mps_status, uuid = resource.status.mps, resource.spec.uuid
         if self._setting is HasManager.NEVER:
             return self._correct_without_manager(mps_status, uuid)

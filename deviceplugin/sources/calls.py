@@ -22,7 +22,7 @@ def call_unary(channel: grpc.Channel, service: ServiceDescriptor, method: str, m
 
 
 class CallFailed(Exception):
-    """A gRPC call failed; the message says why. `code` is None if no call was made."""
+    """A gRPC call failed; the message says why. `code` is None if the failure came before the call."""
 
     def __init__(self, reason: str, code: grpc.StatusCode | None = None) -> None:
         super().__init__(reason)

@@ -1,6 +1,6 @@
 """The ResourceClasses of the cluster, which determine the classes of this node's cards.
 
-The device plugin works without them: a cluster without this CRD has cards, and no classes.
+The device plugin also works in a cluster without this CRD, which has cards but no classes.
 """
 
 from collections.abc import Callable

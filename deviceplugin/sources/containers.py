@@ -1,7 +1,7 @@
 """Reads from the container runtime (CRI) which containers are alive on this node.
 
-Only the runtime proves that a share is free. A forced deletion removes the pod object from the API server at once,
-while the pod's containers keep the card for their grace period, or forever if they hang.
+Only the runtime proves that a share is free. A forced deletion removes the pod object from the API server at once. But
+the pod's containers keep the card for their grace period, or forever if they hang.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,8 +31,8 @@ class RuntimeUnavailable(Exception):
 class RuntimeFacts:
     """Name, version and CDI settings of the container runtime.
 
-    cdi: whether CDI is enabled, None if the runtime does not report it.
-    cdi_dirs: the folders of CDI specs that the runtime reads; empty if it does not report them.
+    cdi: whether CDI is enabled; None if the runtime does not report this.
+    cdi_dirs: the folders from which the runtime reads CDI specs; empty if unknown.
     """
 
     name: str
@@ -66,9 +66,9 @@ class RuntimeContainers:
     def live_containers(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
         """The names of the live containers of each of these pods, by pod UID; "" stands for the pod's sandbox.
 
-        A container that was created but has not started, or whose state is unknown, is treated as alive. A ready
-        sandbox is also treated as alive, because the kubelet may be about to create a container in it. In any other
-        sandbox no container can start. Pods without live containers are left out. Raises RuntimeUnavailable.
+        A container that was created but not started yet is treated as alive, and so is a container in an unknown state.
+        A ready sandbox is also treated as alive, because the kubelet may be about to create a container in it. In any
+        other sandbox no container can start. Pods without live containers are left out. Raises RuntimeUnavailable.
         """
         selector = {UID_LABEL: next(iter(pod_uids))} if len(pod_uids) == 1 else {}
         containers = wire.ListContainersRequest(filter=wire.ContainerFilter(label_selector=selector))
@@ -129,7 +129,9 @@ class RuntimeContainers:
 
 
 def serves_cdi(facts: RuntimeFacts) -> bool:
-    """Whether the runtime supports CDI devices, according to its settings, else according to its version."""
+    """Whether the runtime supports CDI devices. The runtime's settings decide; if they are unknown, its version
+    decides.
+    """
     return cdiruntimes.has_cdi(facts.name, facts.version) if facts.cdi is None else facts.cdi
 
 

@@ -39,7 +39,7 @@ class NodePod:
 
     keys: container keys in the assignment, by container name.
     requests: requested amounts of Cardwise's resources and classes, by resource name.
-    node: the node to which the pod is bound, "" while it is pending.
+    node: the node to which the pod is bound; "" while it is pending.
     """
 
     uid: str
@@ -126,14 +126,14 @@ class Pods(NodePods[NodePod]):
     def is_bound_here(self, pod: NodePod) -> bool:
         """Whether the pod is bound to this node.
 
-        If the pod is not bound here, no kubelet starts its containers here. But its containers may still run here: a
-        renamed machine has the containers of its former node name, and after a restore of etcd a bound pod may be
-        pending again.
+        If the pod is bound elsewhere, its containers will not be started here. But its containers may still run here,
+        for two reasons. A renamed machine has the containers of its former node name. After a restore of etcd, a bound
+        pod may be pending again.
         """
         return pod.node == self._node
 
     def get_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
-        """The pod with this UID, None if it certainly does not exist. Raises KubeError."""
+        """The pod with this UID; None if the pod certainly does not exist. Raises KubeError."""
         pod = self.find_pod(uid)
         return pod if pod is not None else self.fetch_pod(namespace, name, uid)
 

@@ -58,7 +58,7 @@ class Capacity:
             self.loads.unplan_pods([uid])
 
     def mark_freed(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
-        """Requeue pods: capacity may have been freed on this node, "" for any node.
+        """Requeue pods: capacity may have been freed on this node; "" for any node.
 
         seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without the extender.
         """

@@ -6,9 +6,9 @@ members, first the cards with the least memory in use. The amounts that the memb
 all pods that come after the gang find these amounts in use.
 
 Example: two members of 40 GiB each wait for two cards of 64 GiB. 50 GiB of the first card are in use, and 60 GiB of the
-second. On each card 40 GiB
-are reserved, so no later pod gets memory there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for
-the gang, and 14 for other pods. As soon as both members fit, the gang is planned and the reservation ends.
+second. On each card 40 GiB are reserved, so no later pod gets memory there. When a pod of 40 GiB on the first card
+ends, 54 GiB are free: 40 for the gang, and 14 for other pods. As soon as both members fit, the gang is planned and the
+reservation ends.
 
 What is reserved:
 

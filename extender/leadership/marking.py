@@ -53,7 +53,7 @@ class LeaderMark:
         self, client: KubeClient, namespace: str, pod: str, epoch: Callable[[], int | None], clock: Clock = SYSTEM
     ) -> None:
         """pod: the name of this process's own pod, in `namespace`.
-        epoch: returns the current leader epoch, None while this extender does not lead.
+        epoch: returns the current leader epoch; None while this extender does not lead.
         """
         self._client = client
         self._namespace = namespace

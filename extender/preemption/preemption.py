@@ -6,9 +6,8 @@ kube-scheduler calls preempt only for nodes where a total is too small. Its dry 
 from the node, and puts them back one by one while its own filters pass. For kube-scheduler, whole cards and shares are
 different resources, and memory is one sum for all cards. So if only single cards are too full, the dry run puts every
 pod back and has no victim. Then the verb preempt is never called (`SelectVictimsOnNode`, `DryRunPreemption`). For such
-nodes the extender
-itself preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
-`controllers.evictions` evicts them.
+nodes the extender itself preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims,
+and `controllers.evictions` evicts them.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""The share agent's settings, read from its environment, and its output: files for containers, and metrics. Pure."""
+"""The share agent's settings from the environment, and the agent's output: files for containers, and metrics. Pure."""
 
 import json
 import re
@@ -28,7 +28,7 @@ class AgentSettings:
 
     shares: the pod's shares by container key.
     waits: whether the pod's containers wait for MPS before they start.
-    port: the port of /metrics, 0 for none.
+    port: the port of /metrics; 0 for none.
     """
 
     shares: Mapping[str, tuple[CardShare, ...]]
@@ -79,8 +79,8 @@ def find_enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsStat
     states: the MPS state of each card, by UUID.
     waits: as in AgentSettings.
 
-    An unhealthy daemon does not change how the limit is enforced: the container was started with its limit, and cannot
-    bypass MPS.
+    The limit stays enforced while the daemon is unhealthy: the container was started with the limit, and cannot bypass
+    MPS.
     """
     if not waits or len(shares) > 1:
         return ADVISORY

@@ -1,7 +1,7 @@
 """The startup probe's request to the agent.
 
-Each probe is a new process, so it must be cheap. The probe repeats its request for some seconds, so that the pod starts
-as soon as the agent is ready, without waiting for the kubelet's next probe.
+Each probe is a new process, so it must be cheap. The probe repeats its request for some seconds. So the pod starts as
+soon as the agent is ready, and does not wait for the kubelet's next probe.
 """
 
 import socket
@@ -20,7 +20,7 @@ _OK_STATUS: Final = b"200"
 def wait_ready(environ: Mapping[str, str], tries: int = _MAX_TRIES, pause: float = _PAUSE_SECONDS) -> int:
     """Wait until the pod's containers may start; returns the exit status.
 
-    If they may not start, writes the reason to stderr; the kubelet shows it in the pod's events.
+    If the containers may not start, writes the reason to stderr. The kubelet shows the reason in the pod's events.
     """
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET_FILE}"
     reason = _unready_reason(path)
@@ -34,7 +34,7 @@ def wait_ready(environ: Mapping[str, str], tries: int = _MAX_TRIES, pause: float
 
 
 def _unready_reason(path: str) -> str | None:
-    """Request /readyz once. Returns why the pod may not start, None if it may."""
+    """Request /readyz once. Returns why the pod may not start; None if it may."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(_REQUEST_SECONDS)

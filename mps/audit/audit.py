@@ -1,6 +1,6 @@
 """Audits the processes on the cards in a loop, and reports use that was not granted.
 
-The audit detects processes that bypass their MPS daemon or its limits. A tenant can set an environment variable that
+The audit detects processes that bypass the MPS daemon or its limits. A tenant can set an environment variable that
 lifts every limit, create a device node in a container, or start a program several times. `findings` has the rules.
 """
 
@@ -47,7 +47,7 @@ class AuditSettings:
     interval: seconds between two audits.
     passes: consecutive audits that must find a violation before it is reported.
     tolerance: MiB that each process may use beyond the share.
-    evict_after: seconds that a violation must last before its pod is evicted, None: never.
+    evict_after: seconds that a violation must last before the pod is evicted; None: no pod is evicted.
     evict_per_hour: maximum of evictions per hour.
     """
 
@@ -108,7 +108,7 @@ class Audit:
         self._events.stop()
 
     def audit_once(self) -> None:
-        """Audit all cards once, report violations, and evict pods. Does nothing while the pods are unknown."""
+        """Audit all cards once, report violations, and evict pods. Waits until the pods are known."""
         if not self._pods.synced:
             return
         now = self._clock.now()

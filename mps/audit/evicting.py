@@ -34,7 +34,7 @@ class EvictionBudget:
         self._wait_until = 0.0  # the latest time until which the next eviction waits for the end of this pod
 
     def withheld_reason(self, active_uids: Collection[str], now: float) -> str | None:
-        """Why no pod may be evicted now, None if a pod may be evicted.
+        """The obstacle to an eviction now; None if a pod may be evicted.
 
         active_uids: the UIDs of the node's pods that have not ended.
         now: seconds of the caller's clock.

@@ -1,12 +1,13 @@
 """The rules of the audit: which use of a card by processes violates the grants of their pods. Pure.
 
 Theory of operation. MPS limits each process separately, so several processes together may exceed their share. One
-environment variable lifts the limits, and a card without MPS has no limits. So the audit compares the memory that the
+environment variable switches the limits off, and cards without MPS have no limits at all. So the audit compares the
+memory that the
 driver reports with the granted shares: per container if the containers of all processes are known, else per pod. A CUDA
 context uses memory beyond the share, so each process is allowed a tolerance.
 
-Example: a container with a share of 4096 MiB has two processes of 2800 and 2700 MiB, and the tolerance is 640 MiB for
-each process. It uses 5500 MiB, and 4096 + 2 * 640 = 5376 MiB are allowed: a MemoryOverrun.
+Example: a container with a share of 4096 MiB has two processes of 2800 and 2700 MiB. The tolerance is 640 MiB for each
+process. It uses 5500 MiB, and 4096 + 2 * 640 = 5376 MiB are allowed: a MemoryOverrun.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,9 +36,9 @@ class ProcessUse:
     """The use of a card by a process.
 
     card: UUID of the card.
-    memory: MiB that the process uses, None if the driver does not report it.
-    pod: UID of its pod, "" if it belongs to no pod.
-    container: the runtime's ID of its container, "" if unknown.
+    memory: MiB that the process uses; None if the driver does not report this.
+    pod: UID of the process's pod; "" if it is in no pod.
+    container: the runtime's ID of its container; "" if unknown.
     bypasses_mps: whether it uses a closed card without being a client of the card's MPS server.
     """
 
@@ -69,8 +70,8 @@ class Violation:
     """Use of a card that was not granted.
 
     card: UUID of the card.
-    pod: UID of the pod, "" for a process that belongs to no pod.
-    container: container key, "" for the whole pod.
+    pod: UID of the pod; "" for a process that belongs to no pod.
+    container: container key; "" for the whole pod.
     used, granted: MiB.
     """
 

@@ -1,4 +1,4 @@
-"""Finds the pod of a process: by the UID in its cgroup, else by its container's ID.
+"""Finds the pod of a process: by the pod UID in the cgroup, else by the container's ID.
 
 A kubelet with `cgroupsPerQOS: false` creates no cgroups for pods. Then the cgroup names only the container, and the pod
 of the container is known from the API server.
@@ -13,7 +13,7 @@ from mps.host.pods import PodView
 
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
-    """The pod of a process. `container` is the runtime's container ID, "" if the cgroup names no container."""
+    """The pod of a process. `container` is the runtime's container ID; "" if the cgroup names no container."""
 
     pod: PodView
     container: str

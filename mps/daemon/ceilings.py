@@ -1,7 +1,7 @@
-"""The memory limits (ceilings) of a daemon's clients on each card: computes the limits, sets them and reads them back.
+"""Computes the memory limits (ceilings) of a daemon's clients on each card, sets them, and reads them back.
 
-Theory of operation. The ceiling of a card is the largest share on it (at least 512 MiB, and in whole GiB from 1 GiB
-on), since a container's own limit can only be lower. MPS does not confirm a setting, and loses all settings at a
+Theory of operation. The ceiling of a card is its largest share (at least 512 MiB, and in whole GiB from 1 GiB on). A
+container's own limit can only be lower than the ceiling. MPS does not confirm a setting, and loses all settings at a
 restart. MPS stores each ceiling twice: in the daemon for its next server, and in each server for its next clients. So
 both copies are set and read back, and the lower of the two counts as `confirmed`.
 
@@ -53,7 +53,7 @@ class Ceilings:
             self.confirmed = self._read_ceilings_by_card()
 
     def change_reason(self) -> str | None:
-        """A sentence if another program has changed the daemon's ceilings, None if none has. Raises ControlError."""
+        """A sentence if another program has changed the daemon's ceilings; else None. Raises ControlError."""
         ceilings = self._read_ceilings_by_card()
         if ceilings == self._daemon_ceilings:
             return None

@@ -1,6 +1,6 @@
 """The process of a control daemon: a child of this manager, or a process that a former manager started.
 
-A daemon outlives its manager. The next manager is not its parent, but must notice when it ends.
+A daemon outlives its manager. The next manager is not the daemon's parent, but must notice the daemon's end.
 """
 
 import signal
@@ -19,7 +19,7 @@ _CGROUP_NAME = "cardwise-mps"
 
 
 class DaemonProcess:
-    """The process of a daemon, at most one at a time. Not thread-safe, except `is_running` and `pid`.
+    """The process of a daemon, at most one at a time. Only `is_running` and `pid` are thread-safe.
 
     cgroup: the mounted cgroup root below which the daemon runs; None: in the manager's cgroup.
     """
@@ -50,13 +50,15 @@ class DaemonProcess:
 
     @property
     def pid(self) -> int:
-        """The PID of the daemon, 0 if there is none."""
+        """The PID of the daemon; 0 if there is none."""
         process = self._process
         return process.pid if process is not None else 0
 
     @property
     def return_code(self) -> int | None:
-        """The return code of the last daemon; None while it runs, or if it was not a child of this process."""
+        """The return code of the last daemon; None while the process runs, and for a process that another manager has
+        started.
+        """
         return self._last_child.code if self._last_child is not None else None
 
     def take_over(self) -> bool:
@@ -110,6 +112,6 @@ class DaemonProcess:
         return self.wait_ended(_KILL_SECONDS)
 
     def abandon(self) -> None:
-        """Stop waiting for the process: it keeps running without this manager."""
+        """Stop waiting for the process, which keeps running without this manager."""
         if self._last_child is not None:
             self._last_child.abandon()

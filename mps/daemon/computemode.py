@@ -1,15 +1,15 @@
 """The compute mode of cards: EXCLUSIVE_PROCESS ("closed") while MPS serves them, then the former mode again.
 
-The former mode is saved on disk before a card is closed, so it survives crashes. A card that stays closed by mistake
-serves no pod; a card that is open by mistake lets a process without MPS exceed every limit.
+The former mode is saved on disk before a card is closed, so it survives crashes. A card that stays closed by mistake is
+lost for pods. A card that is open by mistake lets a process without MPS exceed every limit.
 
-If the file with the saved modes cannot be read or was deleted, the former mode of a closed card is assumed to be
-DEFAULT, the driver's own mode. The log reports the loss, since an administrator may want another mode. The state file
+If the file with the saved modes is missing or unreadable, the former mode of a closed card is assumed to be DEFAULT,
+the driver's own mode. The log reports the loss, since an administrator may want another mode. The state file
 in the same folder shows whether the file of saved modes should exist: `enforced` is set in the state file while the
-daemon's cards are closed. During this time the file of saved modes has the former mode of each card, also of a card
-that was closed before MPS served it.
+daemon's cards are closed. During this time the file of saved modes has the former mode of each card. This includes
+cards that were closed before MPS served them.
 
-A card that does not answer is skipped, so that the other cards of its daemon are served; if no card answers, the call
+A card that does not answer is skipped, so the daemon still serves its other cards. If all cards are silent, the call
 fails. The callers repeat the call, which closes or reopens the card once it answers again.
 """
 
@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
     """Close the cards that answer. Idempotent.
 
-    Raises CardError if no card answers, or if a card that answers cannot be closed. Raises OSError.
+    Raises CardError if all cards are silent, or if closing a card fails although the card answers. Raises OSError.
     """
     modes = _read_modes_by_uuid(use, uuids)
     saved_modes = _load_saved_modes_by_uuid(home)
@@ -62,7 +62,8 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     uuids: the cards of the daemon; if the saved modes cannot be read, these cards are opened.
 
     A card that was closed before MPS served it stays closed. If a card does not answer, its saved mode is kept for the
-    next call. If a card was removed from the node, its saved mode is kept too, and no reason is returned for it.
+    next call. The saved mode of a card that was removed from the node is kept, too, but no reason is returned for such
+    a card.
     """
     saved_modes = _load_saved_modes_by_uuid(home)
     try:

@@ -138,7 +138,7 @@ class Daemon:
         self._note.touch()
 
     def set_enabled(self, enabled: bool, reason: str = "") -> None:
-        """Set whether the daemon should run. When it has ended, the cards get their former compute modes back."""
+        """Set whether the daemon should run. After the daemon's end, the cards get their former compute modes back."""
         self._set_desired_state((enabled, reason, ""))
 
     def set_unavailable(self, reason: str) -> None:
@@ -167,7 +167,7 @@ class Daemon:
         return [client for server in self._control.servers() for client in self._control.clients(server)]
 
     def detach(self, client: Client, reason: str) -> None:
-        """Detach a client from its server, so that it may be killed safely. Raises ControlError."""
+        """Detach a client from its server. Afterwards the client can be killed safely. Raises ControlError."""
         self._control.terminate(client)
         metrics.CLIENTS_DETACHED.labels(self.unit.name, reason).inc()
         _log.info("detached a client", card=self.unit.name, pid=client.pid, server=client.server, reason=reason)

@@ -40,7 +40,7 @@ class DaemonOutput:
         return self._descriptor
 
     def copy_lines(self) -> None:
-        """Log the new lines. Never raises OSError: a failing log must not stop a daemon."""
+        """Log the new lines. Ignores OSError, because a failing log must not stop a daemon."""
         if self._descriptor is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Writes a daemon's folder on the node. Its permissions let the MPS servers of all users work in it."""
+"""Writes a daemon's folder on the node. The permissions of the folder let the MPS servers of all users work there."""
 
 import os
 import shutil
@@ -64,7 +64,7 @@ def reset_pipe(home: Path) -> None:
 
 
 def open_to_clients(home: Path) -> None:
-    """Let clients connect to the daemon: they see a hard link to its socket, and no other file of the daemon.
+    """Let clients connect to the daemon. Clients see a hard link to the daemon's socket, and none of its other files.
 
     The daemon locks some of its files, and opens and writes other files by name. If a client could create files in the
     daemon's folder, it could make a privileged process write anywhere. If a client could open the daemon's files, it

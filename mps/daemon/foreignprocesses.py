@@ -1,16 +1,18 @@
-"""Finds foreign processes: processes on a closed card that are not clients of its MPS server and prevent its start.
+"""Finds foreign processes: processes on a closed card that are not clients of the card's MPS server, and that prevent
+the server's start.
 
 Theory of operation. EXCLUSIVE_PROCESS gives a card to the first process that opens it. Between two servers this may be
-a tenant's process that bypasses the daemon's pipe; it then has the whole card, without a limit. So all processes on the
-card are checked before a server is started, and before the card counts as ready.
+a tenant's process that bypasses the daemon's pipe. Such a process has the whole card, without a limit. So all processes
+on the card are checked before a server is started, and before the card counts as ready.
 
 Clients of a dead server may keep running for a while; their memory on the card belonged to the server. So these former
 clients do not count as foreign when the next server starts. If the next server cannot open the card, a former client
 may hold the card, and the card stays closed. For `FORMER_CLIENT_SECONDS`, `processes` does not contain former clients,
-since most of them end soon. After that time `processes` contains them, since they may bypass MPS.
+since most of them end soon. Processes that are older are in `processes`, since they may bypass MPS.
 
 Example: a server with clients 41 and 42 dies at 100 s. At 105 s process 42 still is on the card: it is a former client,
-and a new server may start. At 710 s it is still there, and no server got the card: it is reported as foreign.
+and a new server may start. At 710 s the process is still there, and no server got the card. So the process is reported
+    as foreign.
 """
 
 import math

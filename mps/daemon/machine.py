@@ -2,8 +2,8 @@
 
 Theory of operation. `_ROW_BY_PHASE` has a row for each phase: the act to perform, and the published MPS state.
 `next_act` returns the act once it is due, `daemon` performs the act, and `next_machine` computes the next state of the
-machine from the act's outcome. A property test checks that, in any order of failures, a daemon counts as ready only if
-it has just answered with the right settings, and that a daemon always becomes ready again.
+machine from the act's outcome. A property test draws failures in any order and checks two properties. A daemon counts
+as ready only if it has just answered with the right settings. A daemon always becomes ready again.
 
 Example, with the default pace: a ready daemon times out at 10 s and is SUSPECT, so the published state is Down. It
 times out again at 13 s and is killed. Its first failure delays the next start by 1 s, the second by 2 s, up to 60 s.
@@ -76,7 +76,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ActResult:
-    """The outcome of an act and its reason, "" without one."""
+    """The outcome of an act and its reason; "" without one."""
 
     outcome: Outcome
     reason: str = ""
@@ -109,7 +109,7 @@ class DaemonPace:
 class Machine:
     """The state machine of a daemon. Times are seconds of the caller's clock.
 
-    unavailable: why MPS cannot run, "" if it can; then the daemon is not enabled.
+    unavailable: why MPS cannot run; "" if it can. The daemon is enabled only if MPS can run.
     act_due_at: when the next act is due.
     phase_deadline: when the phase times out.
     ready_since: when READY began.
@@ -204,7 +204,7 @@ def take_over(now: float, pace: DaemonPace) -> Machine:
 
 
 def start_unavailable(reason: str) -> Machine:
-    """The state machine for cards on which a former manager let containers start without MPS.
+    """The state machine for cards whose containers a former manager has let start without MPS.
 
     reason: why MPS cannot run; "" if it can run again.
     """

@@ -1,4 +1,4 @@
-"""Checks the MPS servers of one daemon: whether they run, and their status.
+"""Checks whether the MPS servers of one daemon run, and which status they report.
 
 Driver 535 does not report the status of a server. So with this driver, a server counts as running only if two
 consecutive checks list the same servers. A daemon may list a server whose process is stopped or hangs, so the state of
@@ -81,7 +81,7 @@ class Servers:
         )
 
     def _frozen_reason(self, servers: Sequence[int], now: float) -> str | None:
-        """Why the process of a server makes no progress, None if all servers make progress."""
+        """Why the process of a server makes no progress; None if all servers make progress."""
         previous, self._waiting_since = self._waiting_since, {}
         for server in servers:
             activity = self._host.activity(server)

@@ -32,13 +32,13 @@ class TerminatingPods:
 
     @property
     def force_deleted(self) -> list[PodView]:
-        """Pods that were deleted by force: their clients must be detached, although their objects no longer exist."""
+        """Pods that were deleted by force. Their clients must be detached, although the pod objects no longer exist."""
         return list(self._vanished.values())
 
     def due_pods(
         self, pods: Sequence[PodView], *, api_time: datetime | None, node_time: datetime, monotonic: float
     ) -> tuple[list[PodView], float | None]:
-        """The pods whose clients must be detached now, and the seconds until the next pod is due (None: unknown).
+        """The pods whose clients must be detached now, and the seconds until the next pod is due; None if unknown.
 
         api_time: the time of the API server's clock, which also gave the deletion times; None: unknown.
         node_time: the time of the node's clock, which the kubelet uses for pods' deadlines.

@@ -1,7 +1,7 @@
 """Whether MPS can run on a card, and what an administrator has to change if it cannot.
 
-A card without MPS for one of these reasons accepts pods that do not require MPS. So a reason must last until
-an administrator acts, and tenants must not be able to cause one. For example, a process of a pod is never treated as
+A card that lacks MPS for one of these reasons accepts only pods that do not require MPS. So a reason must last until an
+administrator acts, and tenants must not be able to cause one. For example, a process of a pod is never treated as
 another MPS daemon.
 """
 
@@ -84,7 +84,7 @@ class Availability:
         self._other_daemons = self._host.other_daemons(self._root)
 
     def find_obstacle(self, cards: Sequence[GpuCard]) -> Obstacle | None:
-        """The first obstacle to an MPS daemon of these cards, None if it can run."""
+        """The first obstacle to an MPS daemon of these cards; None if the daemon can run."""
         if any(self._is_mig(card.uuid) for card in cards):
             return Obstacle(Cause.MIG, IN_MIG_MODE)
         if problem := gpunodes.nvidia_plugin_problem(self._nvidia_gpus()):

@@ -22,8 +22,8 @@ _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 class CgroupMembership:
     """A pod and container to which a process belongs.
 
-    pod_uid: the pod's UID, "" if the node has no cgroups of pods.
-    container: the runtime's container ID, "" if the process is in the pod's own cgroup.
+    pod_uid: the pod's UID; "" if the node has no cgroups of pods.
+    container: the runtime's container ID; "" if the process is in the pod's own cgroup.
     """
 
     pod_uid: str
@@ -33,10 +33,10 @@ class CgroupMembership:
 def parse_memberships(content: str) -> tuple[CgroupMembership, ...]:
     """Parse /proc/<pid>/cgroup; () if the process is in no container. Pure.
 
-    Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods, so only one path is used: the
-    first that names a container, else the first that names a pod. The memberships start with the outermost pod: a node
-    may itself be a pod, and a pod may create inner cgroups with another pod's name. The process belongs to the
-    outermost pod that the API server knows.
+    Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods, so one path is enough. The first
+    path that names a container is used, else the first path that names a pod. The memberships start with the outermost
+    pod: a node may itself be a pod, and a pod may create inner cgroups with another pod's name. The process belongs to
+    the outermost pod that the API server knows.
     """
     memberships: tuple[CgroupMembership, ...] = ()
     for line in content.splitlines():
@@ -69,7 +69,7 @@ def read_memberships(pid: int) -> tuple[CgroupMembership, ...]:
 
 
 def is_tenant_process(pid: int) -> bool:
-    """Whether the process is in another pod or container than this one, so that its name cannot be trusted."""
+    """Whether the process is in another pod or container than this one. The name of such a process may be false."""
     own_groups = {membership.pod_uid or membership.container for membership in read_memberships(os.getpid())}
     return any((membership.pod_uid or membership.container) not in own_groups for membership in read_memberships(pid))
 

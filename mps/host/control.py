@@ -1,7 +1,7 @@
 """Sends commands to an MPS daemon through NVIDIA's control program: one process and one timeout for each command.
 
-This module handles all traps of the protocol: return code 0 for almost every error, setters without confirmation,
-answers without delimiters, and a program that hangs with its daemon (docs/design/0005-mps.md).
+This module handles all traps of the protocol (docs/design/0005-mps.md). Almost every error has return code 0, setters
+are not confirmed, answers have no delimiters, and the program hangs if the daemon hangs.
 """
 
 import re
@@ -153,7 +153,7 @@ class Control:
         return [Client(server, pid) for pid in self._list_pids(f"get_client_list {server}") if pid > 0]
 
     def terminate(self, client: Client) -> None:
-        """Detach the client from its server, so that it may be killed safely."""
+        """Detach the client from its server. Afterwards the client can be killed safely."""
         answer = self._send(f"terminate_client {client.server} {client.pid}")
         if "not found" in answer:
             raise CommandRefused(
@@ -178,7 +178,7 @@ class Control:
         return parse_limit(self._send(f"get_default_device_pinned_mem_limit {ordinal}"))
 
     def server_ceiling(self, server: int, ordinal: int) -> MiB | None:
-        """The memory limit of clients of a running server; None without a limit, and while the server starts."""
+        """The memory limit of clients of a running server; None if there is no limit, and while the server starts."""
         return parse_limit(self._send(f"get_device_pinned_mem_limit {server} {ordinal}"))
 
     def set_ceiling(self, ordinal: int, mib: MiB) -> None:

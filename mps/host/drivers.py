@@ -24,7 +24,7 @@ _MAX_CLIENTS_R590 = 60
 class MpsCapabilities:
     """The MPS features of one driver version.
 
-    major: the major version, 0 if unknown.
+    major: the major version; 0 if unknown.
     multi_user: whether the daemon can serve all users at once (`-multiuser-server`).
     server_status: whether the daemon has the command `get_server_status`.
     """
@@ -68,12 +68,12 @@ def capabilities_of(version: str) -> MpsCapabilities:
 
 
 def is_too_old(version: str) -> bool:
-    """Whether the manager cannot run the MPS of this driver version. An unknown version is not too old."""
+    """Whether the manager cannot run the MPS of this driver version. An unknown version counts as new enough."""
     return 0 < _major(version) < MIN_MAJOR
 
 
 def _major(version: str) -> int:
-    """The major version, 0 if unknown."""
+    """The major version; 0 if unknown."""
     match = _MAJOR_VERSION_PATTERN.match(version)
     return int(match[1]) if match else 0
 
@@ -83,7 +83,7 @@ def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bo
 
     root: whether the manager runs as root; only root can use the option.
 
-    Starting the program with this option would be no test: an unknown option is ignored, or prints the help with rc 0.
+    The program itself cannot be asked: it ignores an unknown option, or prints its help and ends with code 0.
     """
     if not capabilities.multi_user:
         return capabilities

@@ -39,7 +39,7 @@ class OwnNode:
         self._reflector.stop()
 
     def nvidia_gpus(self) -> int:
-        """The number of GPUs that NVIDIA's device plugin offers on the node, 0 if the Node object does not exist."""
+        """The number of GPUs that NVIDIA's device plugin offers on the node; 0 if the Node object does not exist."""
         return self._reflector.store.get(self._name) or 0
 
 

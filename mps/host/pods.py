@@ -1,4 +1,4 @@
-"""The pods of this node: the shares that they hold, whether they use MPS, and when they end."""
+"""The pods of this node: their shares, their use of MPS, and the times of their ends."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _NO_ASSIGNMENT = Assignment({})
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """A container. `runtime_id`: its present ID in the container runtime, "" until it has started."""
+    """A container. `runtime_id`: the container's present ID in the container runtime; "" until it has started."""
 
     key: str
     name: str
@@ -40,12 +40,12 @@ class PodView:
     """The fields of a pod that the MPS manager uses.
 
     without_mps: whether an annotation of the pod sets that the pod runs without MPS.
-    ends_at: when the pod's grace period is over, in the API server's time; None while the pod is not deleted.
+    ends_at: when the pod's grace period is over, in the API server's time; None until the pod is deleted.
     grace: the grace period of the pod's deletion, in seconds.
     deadline: when the kubelet ends the pod (activeDeadlineSeconds), in the node's time; None: never.
     spec_grace: the grace period of its spec, in seconds, which the kubelet uses at the deadline.
-    cgroup_uid: the UID in its cgroups. For a mirror pod this is the UID of its static pod, which an annotation names;
-        any user can write that annotation.
+    cgroup_uid: the UID in its cgroups. For a mirror pod this is the UID of the static pod. It comes from an annotation
+        that any user can write.
     """
 
     uid: str
@@ -63,7 +63,7 @@ class PodView:
 
     def runs_without_mps(self, scope: DaemonScope) -> bool:
         """Whether the pod's containers start without MPS. A pod with whole cards only does so where each card has a
-        daemon of its own: no other pod can use these cards.
+        daemon of its own, because no other pod can use these cards.
         """
         has_whole_cards_only = scope is DaemonScope.CARD and all(share.whole for share in self.assignment.shares())
         return self.without_mps or has_whole_cards_only
@@ -74,7 +74,9 @@ class PodView:
 
 
 def parse_pod(content: bytes) -> PodView:
-    """Parse a pod's JSON. A pod with an invalid assignment gets no shares: the device plugin does not start it."""
+    """Parse a pod's JSON. A pod with an invalid assignment gets no shares, because the device plugin refuses to start
+    it.
+    """
     pod = pods.decode(content)
     metadata, spec = pod.metadata, pod.spec
     started, max_seconds = _parse_time(pod.status.start_time), spec.active_deadline_seconds

@@ -1,7 +1,7 @@
 """The processes of this node that matter to MPS: control daemons, servers, and programs on the cards.
 
 `Host` is the interface, and tests have another implementation; `LocalHost` is this node. A daemon may be a child of
-this manager or of a former one. Both are identified by PID and start time, so that no signal reaches another process
+this manager or of a former one. Both are identified by PID and start time. So a signal never reaches another process
 with a reused PID.
 """
 
@@ -51,7 +51,7 @@ class Child(HostProcess, Protocol):
 
     @property
     def code(self) -> int | None:
-        """The return code, None until the end of the process was observed."""
+        """The return code; None until the end of the process was observed."""
 
     def abandon(self) -> None:
         """Stop waiting for the process: it keeps running."""
@@ -59,7 +59,7 @@ class Child(HostProcess, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProcessActivity:
-    """The activity of a process: the letter of its state in /proc, and its number of context switches."""
+    """The activity of a process: the state letter in /proc, and the number of context switches."""
 
     state: str
     switches: int
@@ -78,7 +78,7 @@ class ControlDaemon:
 
 
 class Host(Protocol):
-    """A node on which daemons run. Thread-safe. Processes that have ended are not returned."""
+    """A node that runs daemons. Thread-safe. Processes that have ended are not returned."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output_descriptor: int) -> Child:
         """Start a command in its own session. Raises OSError.
@@ -90,19 +90,19 @@ class Host(Protocol):
         """A front end to the daemon whose pipe folder the environment names."""
 
     def daemons(self, pipe: Path) -> list[HostProcess]:
-        """The control daemons of this pipe folder that run in the foreground, as the manager starts them."""
+        """The control daemons of this pipe folder that run in the foreground, as daemons of the manager do."""
 
     def servers(self, pipe: Path) -> list[HostProcess]:
         """The servers that a daemon of this pipe folder has started, even if the daemon has ended."""
 
     def other_daemons(self, root: Path) -> list[ControlDaemon]:
-        """The control daemons whose pipe folder is not below `root`, without processes of tenants' pods."""
+        """The control daemons with a pipe folder outside `root`. Processes of tenants' pods are left out."""
 
     def environment(self, pid: int) -> Mapping[str, str]:
         """The environment with which the process was started."""
 
     def activity(self, pid: int) -> ProcessActivity | None:
-        """The activity of a process, None if it has ended."""
+        """The activity of a process; None if it has ended."""
 
     def memberships(self, pid: int) -> tuple[CgroupMembership, ...]:
         """The pods and containers of a process, the outermost first."""
@@ -111,7 +111,7 @@ class Host(Protocol):
         """The IDs of all containers that have a process."""
 
     def name(self, pid: int) -> str | None:
-        """The printable name of a process, None if there is no such process."""
+        """The printable name of a process; None if the process does not exist."""
 
     def is_server(self, pid: int) -> bool:
         """Whether the process has the name of an MPS server. Any process can choose this name."""

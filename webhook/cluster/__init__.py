@@ -3,7 +3,7 @@
 Input: lists that reflectors keep. Output: defaults, classes, cards, quotas, bounds, numbers of gangs.
 
 Read first: `view`, which implements `pods.context.Lookups`. `offers` has the resources of nodes, `cards` the sizes
-and numbers of their cards. `ondemand` sends requests for data that no watch has: objects that were just created, the
-number of pods that a gang needs, whether the API server serves Kubernetes' PodGroups. `namespaces`, `gpuquotas` and
-`limitranges` read what the rules need of these objects.
+and numbers of their cards. `ondemand` requests data that the watches lack: new objects, the number of pods that a gang
+needs, and whether the API server serves Kubernetes' PodGroups. `namespaces`, `gpuquotas` and `limitranges` read what
+the rules need of these objects.
 """

@@ -1,6 +1,6 @@
 """Sizes of cards, and the number of cards per node: of all cards, or of a class.
 
-Devices other than GPUs are counted in the same way, but only by class: they have no memory, and are not cards.
+Devices other than GPUs are counted in the same way, but only by class, because they have no memory.
 """
 
 import threading
@@ -34,8 +34,8 @@ class CardSizes:
 
     All fields are 0 while no card is known. For devices, only the number is set.
 
-    by_count: for each number n of cards from 1 on, the maximum MiB that a node has on each of n cards; empty if only
-        the largest card is known.
+    by_count: for each number n from 1 on, the maximum MiB that a node has on each of n cards. Empty if only the largest
+        card is known.
     """
 
     largest: MiB = MiB(0)
@@ -119,8 +119,8 @@ class _ClassSum:
 class CardSums:
     """Handler of the reflector of cards. Thread-safe.
 
-    The sums of a class are cached. When cards of a node change, only that node is counted again, and at most
-    `MAX_CARDS_PER_NODE` of its cards count: a node may change its cards all the time, and every review needs the sums.
+    The sums of a class are cached. Every review needs the sums, and a node may change its cards all the time. So after
+    a change only that node is counted again, with at most `MAX_CARDS_PER_NODE` of its cards.
     """
 
     def __init__(self, kept_back: MiB | None) -> None:

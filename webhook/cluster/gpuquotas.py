@@ -1,4 +1,4 @@
-"""A GPUQuota and what is used of it, from the quota's status."""
+"""A GPUQuota, with its used amounts from the status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from cardwise.core.values.decoded import Json
 
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """A quota and the amounts in use according to its status, by (class, model) of its entries."""
+    """A quota, with the used amounts of its status by the (class, model) of each entry."""
 
     quota: GPUQuota
     used: Mapping[tuple[str, str], Charge]

@@ -25,14 +25,16 @@ _ANY_TAINT: Final = [{"operator": "Exists"}]  # taints are ignored: they come an
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """The GPU resources of one node, and its labels if it has cards of Cardwise."""
+    """The GPU resources of one node; also its labels if Cardwise manages its cards."""
 
     resources: frozenset[str] = frozenset()
     labels: Mapping[str, str] | None = None
 
 
 def project(raw: bytes) -> tuple[str, NodeOffer]:
-    """The name and offer of a Node. A resource with the amount 0 is left out: its device plugin has withdrawn it."""
+    """The name and offer of a Node. Resources with the amount 0 are left out, because their device plugins have
+    withdrawn them.
+    """
     node = nodes.decode(raw)
     gpu_resources = {
         name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"
@@ -82,8 +84,8 @@ class NodeOffers:
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
         """The few nodes with cards that match the pod's node selector and required node affinity.
 
-        None if all nodes match or many do, if no node has cards, or if there are too many nodes to compare while a
-        review waits.
+        None in three cases: many or all nodes match; no node has cards; the comparison would take too long for a
+        review.
         """
         spec = pod.get("spec") or {}
         affinity = {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity")}

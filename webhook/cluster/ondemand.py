@@ -1,7 +1,7 @@
 """Sends requests to the API server while a review waits, for data that no watch has.
 
-Each answer is cached for a while, and each kind of request has a limit. So a client that posts many pods can neither
-overload the API server nor occupy all threads of the webhook.
+Each answer is cached for a while, and each kind of request has a limit. Otherwise a client that posts many pods could
+overload the API server or occupy all threads of the webhook.
 """
 
 import threading
@@ -60,8 +60,8 @@ _T = TypeVar("_T")
 class LookupLimit:
     """Limits how many lookups begin within any second. Thread-safe.
 
-    total: maximum number of lookups of all owners together. For an owner without a lookup in the last second the limit
-        is twice as high, so that a few busy owners do not block the others.
+    total: maximum number of lookups of all owners together. An owner without a lookup in the last second has twice the
+        limit. So a few busy owners cannot block the others.
     per_owner: maximum number of lookups of one owner (a namespace, an address).
     """
 
@@ -198,10 +198,10 @@ class GangNumbers:
     """Compares the size that a new pod names for its gang with the sizes that existing members name. Thread-safe.
 
     The members are listed only for pods of gangs, from the API server's cache. The cache may be stale, so different
-    sizes may pass here; the extender detects them. Every client that reaches the webhook can name gangs and namespaces,
-    so the requests are limited, and after a failure of the API server they stop for some seconds. After a timeout only
-    the requests for this namespace stop, because its pods may be the cause. The number of a gang is cached for a while,
-    because hundreds of its pods may be created together.
+    sizes may pass here; the extender detects them. The requests are limited, because every client that reaches the
+    webhook can name gangs and namespaces. After a failure of the API server they stop for some seconds. After a timeout
+    only the requests for the same namespace stop, because the pods of that namespace may be the cause. The number of a
+    gang is cached for a while, because hundreds of its pods may be created together.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
@@ -281,9 +281,9 @@ def _read_number(meta: ObjectMeta) -> int | None:
 class PodGroups:
     """Whether the cluster serves Kubernetes' PodGroups. Thread-safe.
 
-    If it does not (before 1.37, or without the feature gate GenericWorkload), the API server drops the field
-    `spec.schedulingGroup` of a pod, but only after the mutating webhooks have seen the field. So if a pod has the
-    field, the webhook asks the API server.
+    Before 1.37, or without the feature gate GenericWorkload, the API server drops the field `spec.schedulingGroup` of a
+    pod. But this happens only after the mutating webhooks have seen the field. So if a pod has the field, the webhook
+    asks the API server.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:

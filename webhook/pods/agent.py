@@ -1,15 +1,14 @@
-"""The share agent: added to a pod that needs it, with its mounts, its settings, its cpu and memory.
+"""The share agent: the sidecar that the webhook adds to a pod with a share, with its mounts, settings, cpu and memory.
 
 The contract is docs/design/0007-share-agent.md. Pure, and idempotent. Runs before the request is read for the last
 time: the agent is an init container, and its position changes the keys of containers with a share.
 
-A copied or forged agent requests no GPU, whatever its manifest says. The agent is written again later. If its former
-requests counted until then, they would be part of the pod's request in the first call of the webhook, and not in the
-second.
+A copied or forged agent requests no GPU, whatever its manifest says. The agent is written again later. Otherwise the
+agent's former requests would be part of the pod's request in the webhook's first call, but not in the second call.
 
-Its cpu and memory: the pod keeps its QoS class, and no LimitRange or quota refuses it. The agent has an amount only if
-all containers that run beside it have this amount. Ordinary init containers are ignored, because they have ended when
-the other containers run; a HorizontalPodAutoscaler ignores them, too.
+The agent's cpu and memory: the pod keeps its QoS class, and every LimitRange and quota that admitted the pod still
+admits it. The agent gets an amount only if all containers that run at the same time have this amount. Ordinary init
+containers are ignored, because they end before the other containers start. A HorizontalPodAutoscaler ignores them, too.
 """
 
 import posixpath

@@ -1,13 +1,14 @@
-"""Normalizes the amounts that a pod requests: numbers get a unit, names of classes get their domain, and a class with a
+"""Normalizes the amounts that a pod requests. Numbers get a unit, names of classes get their domain, and a class with a
 share gets the amounts of the share. The classes of devices are written into an annotation of the pod.
 
-Pure except for lookups, and idempotent. Runs before requests are read: afterwards the containers themselves say what
-they request, so that no reader of a pod needs the ResourceClasses or the namespace's unit.
+Pure except for lookups, and idempotent. Runs before requests are read. Afterwards the containers contain the complete
+request, so readers of a pod need neither the ResourceClasses nor the namespace's unit.
 
 Units: `2` becomes `2Gi`. The stored number is in MiB, so scheduler, kubelet, quotas and all components of Cardwise read
-the same number. Two kinds of numbers without a unit are in MiB already and stay: numbers in a container with a share
-slot, which the webhook has rewritten before (in a second call, a copy of a running pod, or a template made from a
-pod); and numbers that Kubernetes took from a LimitRange, whose amounts are stored in MiB.
+the same number. Two kinds of numbers without a unit are in MiB already, and stay. First, numbers in a container with a
+    share slot: the webhook has rewritten them before. This happens in a second call, in a copy of a running pod, or in
+    a template that was made from a pod. Second, numbers that Kubernetes took from a LimitRange, because a LimitRange
+    stores amounts in MiB.
 
 Device classes (other than GPUs): with the annotation, readers of the pod's request do not need the ResourceClasses. It
 is always written again, to replace a value that the user wrote or that was copied from another pod.

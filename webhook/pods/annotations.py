@@ -1,8 +1,8 @@
 """The annotations of a pod that only Cardwise may write, the placement policy of its namespace, and annotations and
 labels that no program reads.
 
-Annotations that users may not set are removed with a warning instead of refused, so that copies of running pods and
-restored backups can be created.
+Annotations that only Cardwise may set are removed with a warning. They are not refused, because copies of running pods
+and restored backups contain them.
 """
 
 from itertools import islice

@@ -30,8 +30,8 @@ class Lookups(Protocol):
         """The defaults of a namespace that opted in; None for others, and for namespaces that are not known yet."""
 
     def defaults_or_fetch(self, namespace: str) -> Defaults | None:
-        """The defaults of a namespace that opted in, None for others; reads an unknown namespace from the API server.
-        Raises KubeError.
+        """The defaults of a namespace that opted in; None for others. A namespace that is not known yet is read from
+        the API server. Raises KubeError.
         """
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
@@ -101,7 +101,7 @@ class WebhookSettings:
     runtime_class: the RuntimeClass for pods that request GPUs and name none; "" for none.
     gang_schedulers: the schedulers that call the extender.
     isolation: the weakest demand that a pod which shares cards may have, in any namespace.
-    sm_percent: the default for pods with a share, if neither the pod nor its namespace sets a value.
+    sm_percent: the value for pods with a share if the pod and its namespace set no value.
     scheduler: the scheduler for pods that request GPUs and name none.
     tolerated: tolerations for pods with cards.
     min_share: MiB; smaller shares get a warning.

@@ -2,7 +2,7 @@
 
 The default share is for pods without a GPU request, the other defaults are for pods with a share. Defaults apply only
 in namespaces with the label `cardwise.dev/defaults: enabled`, and are annotations of the namespace. They are read when
-a pod is created, so the author of the pod gets the error about a bad value, with the name of the namespace.
+a pod is created. So the author of the pod gets the error about a bad value; it names the namespace.
 """
 
 from cardwise.core.api import isolation as tiers
@@ -46,8 +46,8 @@ def check_defaults(defaults: Defaults, namespace: str) -> None:
 
 
 def takes_defaults(pod: PodUnderReview) -> bool:
-    """Whether the pod takes defaults: it has not opted out, the scheduler places it (the pod of `kubectl debug node/…`
-    names its node), and no container requests devices of NVIDIA's plugin.
+    """Whether the pod takes defaults. It does not if it has opted out, if it names its node itself (as the pod of
+    `kubectl debug node/…`), or if a container requests devices of NVIDIA's plugin.
     """
     if pod.annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED or pod.spec.get("nodeName"):
         return False

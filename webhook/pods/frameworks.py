@@ -1,7 +1,7 @@
 """Mounts the hook into containers with a share; it makes Python frameworks respect the share.
 
-The share agent provides the files of the hook in a volume of the pod, so the hook needs no image, no node folder and no
-rights.
+The share agent provides the files of the hook in a volume of the pod. So the hook needs neither an own image nor access
+to the node.
 """
 
 from typing import Final
@@ -46,7 +46,7 @@ def normalize_frameworks(text: str, field: str = FIELD) -> str | None:
 def read_hook(pod: PodUnderReview) -> str | None:
     """The frameworks that the pod's hook handles, as `normalize_frameworks` returns them. Raises InvalidRequest.
 
-    None if all cards of the pod are whole, since those need no hook.
+    None for a pod with whole cards only, which needs no hook.
     """
     text = pod.annotations.get(names.FRAMEWORKS)
     hook = normalize_frameworks(text) if text is not None else None

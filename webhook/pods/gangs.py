@@ -1,9 +1,8 @@
-"""Pods of gangs: the gang to which a pod belongs, the gate and the label of each member, and errors for groups that can
-never be complete.
+"""Pods of gangs: the pod's gang, the gate and label of each member, and errors for groups that can never be complete.
 
-A gang is read from the pod itself, so that a member is gated before the scheduler sees it. Pods of schedulers that do
-not call the extender belong to no gang of Cardwise, because other projects (Volcano, coscheduling) use the same
-annotations.
+A gang is read from the pod itself, because each member must have its gate before the scheduler sees the pod. Only pods
+of schedulers that call the extender belong to gangs of Cardwise, because other projects (Volcano, coscheduling) use the
+same annotations.
 """
 
 import re
@@ -61,7 +60,7 @@ def mutate_podgroup(pod: PodUnderReview, context: Context) -> None:
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Give the pod gate and label if it is in a gang, and remove them if not. Raises InvalidRequest."""
+    """Give a member of a gang the gate and the label; remove both from any other pod. Raises InvalidRequest."""
     gates = pod.spec.get("schedulingGates") or []
     is_gated = any(gate.get("name") == names.GANG for gate in gates)
     if pod.gang is None:
@@ -174,7 +173,7 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
     """Check the gang of a workload's template. Returns warnings. `old`: the stored object at an update.
 
     Raises InvalidRequest if the gang can never start. If the stored object already has this error, a warning is
-    returned instead, so that the object can still be changed.
+    returned instead. So other parts of the object can still be changed.
     """
     if templates.is_controlled(manifest):
         return ()  # the author of the owner has got the warnings

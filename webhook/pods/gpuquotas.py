@@ -48,7 +48,8 @@ def check_request(
     *,
     detailed: bool = True,
 ) -> None:
-    """Refuse a pod that can never run under a quota, or that does not fit now under a quota with `Refuse`.
+    """Refuse a pod that can never run under one of its quotas. A quota with `Refuse` also refuses pods that do not fit
+    now.
 
     smallest: returns the MiB of the smallest card that a container could get.
     detailed: whether the caller may see the names of quotas and the used amounts.

@@ -1,5 +1,5 @@
-"""The isolation that a pod demands: its default, the minimum of its administrators, and refusals of demands that no
-node can meet.
+"""The isolation that a pod demands: the default, the administrators' minimum, and refusals of demands that no node can
+meet.
 
 The webhook writes the demand into an annotation of the pod. Extender, device plugin and MPS manager read it only there.
 A policy forbids later changes of the annotation, because MPS on the card was set for this pod.
@@ -55,7 +55,8 @@ def min_isolation(pod_request: PodRequest, context: Context) -> Isolation:
 def mutate(pod: PodUnderReview, context: Context) -> None:
     """Annotate the demand of a pod that requests cards, and the source of its percentage of the SMs.
 
-    A pod that opts out where it may not keeps its annotation, and `validate` refuses it. Raises InvalidRequest.
+    If a pod opts out although its namespace forbids this, the annotation stays, and `validate` refuses the pod. Raises
+    InvalidRequest.
     """
     if not pod.cards or pod.request is None:
         return

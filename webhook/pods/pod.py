@@ -18,7 +18,7 @@ _INIT_PREFIX: Final = "init-"
 class PodUnderReview:
     """A pod on its way through the rules.
 
-    The manifest of which it is made is never changed: rules replace what they change. Not thread-safe.
+    The original manifest is never changed: a rule replaces each object that it would change. Not thread-safe.
 
     metadata, spec: the pod's fields. The annotations, labels and containers in them may be older than those below.
     annotations, labels: rules assign new ones.
@@ -101,7 +101,7 @@ class PodUnderReview:
         self.containers[position] = Container(container.key, container.path, spec, container.ordinary_init)
 
     def put_resources(self, position: int, resources: Json) -> None:
-        """Give the container at this position in `containers` these resources, if it has others."""
+        """Replace the resources of the container at this position in `containers`, if they differ."""
         spec = self.containers[position].spec
         if resources != (spec.get("resources") or {}):
             self.replace_container(position, {**spec, "resources": resources})

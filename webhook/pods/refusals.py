@@ -1,5 +1,5 @@
-"""Refusals that several rules share: of requests that no present node can serve, and of pods that another mutating
-webhook changed after Cardwise's (docs/design/0030-order-of-webhooks.md).
+"""Refusals that several rules share. They refuse requests that no present node can serve, and pods that another
+mutating webhook has changed after Cardwise's webhook (docs/design/0030-order-of-webhooks.md).
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,9 @@ def collect_warnings(oversize: OversizePolicy, check: Callable[[], Iterable[str]
 
 
 def changed_later_error(field: str, problem: str) -> InvalidRequest:
-    """The error about a field that differs from what Cardwise's webhook wrote. `problem`: what is wrong with it."""
+    """The error about a field that differs from what Cardwise's webhook wrote. `problem`: the part of the pod that is
+    wrong now, and how.
+    """
     return InvalidRequest(field, f"{problem}: a mutating webhook that runs after Cardwise's has changed it", _REMEDY)
 
 

@@ -2,8 +2,8 @@
 
 The variables are entries of `env`, which override `envFrom`, the image and the device plugin: the runtime uses the last
 entry of a name. Values that depend on the card come through the downward API from annotations, which bind writes. With
-CDI the node sets the same values again. On containerd a pod cannot override the node's values; on CRI-O it can, because
-CRI-O puts the pod's values after them.
+CDI the node sets the same values again. On containerd a pod cannot override the node's values. On CRI-O a pod can,
+because CRI-O puts the pod's values last.
 """
 
 from collections.abc import Iterable, Mapping
@@ -40,8 +40,8 @@ _NO_CARD_VARIABLE = {"name": names.ENV_VISIBLE_DEVICES, "value": names.NO_CARDS}
 
 
 def mutate_splits(pod: PodUnderReview, context: Context) -> None:
-    """Refuse a pod whose split share has lost its number of cards: it would become a share of one card. Raises
-    InvalidRequest.
+    """Refuse a pod whose split share has lost the number of cards, because the share would become a share of one card.
+    Raises InvalidRequest.
     """
     counts = request.read_counts(pod.annotations)
     if counts and counts.keys() <= {container.spec.get("name") for container in pod.containers}:

@@ -1,8 +1,9 @@
-"""Where a pod may run: its node, which only the scheduler may choose; its scheduler; and what nodes with cards require
-of it: tolerations of their taints, and the RuntimeClass of NVIDIA's runtime.
+"""Where a pod may run. Only the scheduler may choose the node. Nodes with cards require tolerations of their taints,
+and the RuntimeClass of NVIDIA's runtime.
 
 Nodes with cards often have a taint that keeps other pods away. Kubernetes' ExtendedResourceToleration adds tolerations
-for taints whose key is a requested resource. It does not help here, because these taints have NVIDIA's resource names.
+for taints whose key is a requested resource. That plugin does not help here, because these taints have NVIDIA's
+resource names.
 """
 
 import re
@@ -69,8 +70,8 @@ def validate_node_name(pod: PodUnderReview, context: Context) -> None:
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
-    """Warn about a scheduler that does not call Cardwise, about scheduling gates of other controllers, and about
-    selected nodes without GPUs or on which the pod does not fit. Raises KubeError.
+    """Warn about three things: a scheduler that does not call Cardwise, scheduling gates of other controllers, and
+    selected nodes that have no GPUs or are too small for the pod. Raises KubeError.
     """
     if pod.request is not None:
         _warn_scheduler(pod, context.settings.gang_schedulers)

@@ -15,7 +15,8 @@ _MAX_COMPARED = 2  # unknown class names of a quota that get a suggestion: each 
 def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = ()) -> tuple[str, ...]:
     """Check a GPUQuota. Returns warnings for its author. Raises InvalidRequest, KubeError.
 
-    known_classes: names of classes, one of which may be suggested for a class that does not exist.
+    known_classes: the names of existing classes. If the quota names an unknown class, the most similar one is
+        suggested.
     """
     quota_usage = parse(manifest)
     candidates = sorted(known_classes)

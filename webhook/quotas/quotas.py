@@ -1,12 +1,12 @@
 """Rewrites ResourceQuotas and LimitRanges in the same way as the pods that they count.
 
-Amounts of gpu-mem become MiB: Kubernetes adds up plain numbers, so `64Gi` would mean 68,719,476,736 MiB and limit
-nothing. A new number without a unit has the unit of the namespace's pods. A stored number is in MiB, so an update that
-does not change the number does not change the amount. If numbers without a unit mean GiB, the webhook also writes the
-amount in MiB to the annotation `cardwise.dev/gpu-mem-mib`. It recognizes the amount there when it is called again
-(reinvocation), and in copies of the object.
+Amounts of gpu-mem become MiB: Kubernetes adds up plain numbers, so `64Gi` would mean 68,719,476,736 MiB, which no
+cluster reaches. A new number without a unit has the unit of the namespace's pods. A stored number is in MiB. So an
+update that leaves the number as it is also leaves the amount as it is. If numbers without a unit mean GiB, the webhook
+also writes the amount in MiB to the annotation `cardwise.dev/gpu-mem-mib`. There the webhook recognizes the amount in a
+second call (reinvocation), and in copies of the object.
 
-Names of Cardwise's resources become the keys by which a ResourceQuota counts requests: for names with a domain,
+Names of Cardwise's resources become the keys by which a ResourceQuota counts requests. For names with a domain,
 Kubernetes counts only `requests.NAME`, and silently ignores other keys.
 """
 
@@ -115,7 +115,7 @@ class _Rewriting:
         }
 
     def annotate(self, manifest: Json) -> Json:
-        """The object with the annotation; without the annotation if numbers without a unit mean MiB."""
+        """The object with the annotation. If plain numbers mean MiB, the annotation is removed instead."""
         if self.unit is Unit.MIB or not self.written_mib:
             return manifest
         note = {names.WRITTEN_MIB: ",".join(sorted(self.written_mib))}

@@ -1,5 +1,5 @@
-"""Warnings about objects other than pods that Kubernetes accepts but that have no effect, such as quotas that count
-nothing.
+"""Warnings about objects that Kubernetes accepts but that have no effect, such as quotas that count nothing. Pods are
+not checked here.
 
 Never a refusal: a node, a scheduler or a class may be created later.
 """

@@ -3,8 +3,8 @@
 A path with the suffix /gib is for namespaces where gpu-mem numbers without a unit mean GiB. The API server chooses the
 path by the namespace's label (namespaceSelector), so the meaning of a number does not depend on a cache.
 
-This module only decodes, calls the decision, encodes and counts. A body that is not an AdmissionReview, or one of a
-resource that does not belong to the path (`RESOURCES_BY_PATH`), gets status 400 with the reason. An unexpected error
+This module only decodes, calls the decision, encodes and counts. A call gets status 400 with the reason if the body is
+not an AdmissionReview, or if the reviewed resource belongs to another path (`RESOURCES_BY_PATH`). An unexpected error
 gets 500 and a log line, never a traceback in the answer.
 """
 
@@ -73,11 +73,11 @@ _log = structlog.get_logger("webhook.app")
 
 def namespace_of(environ: Mapping[str, Any]) -> str:
     """The namespace of a review, for fair queueing; "" if there is none. The API server sends the reviews of all
-    namespaces, so without fair queueing a user who creates pods in parallel, even as dry runs, would delay other users.
+    namespaces. Without fair queueing, a user who creates pods in parallel, even as dry runs, would delay other users.
 
-    The API server writes the namespace before the object. So only the first 4 KiB are searched, instead of decoding
-    8 MiB. A match is never inside a string, where its quotes would be escaped. If another client sends a false
-    namespace, this changes only the order of its own calls.
+    The API server writes the namespace before the object. So only the first 4 KiB are searched, instead of decoding 8
+    MiB. A match is never inside a string, where its quotes would be escaped. If a client other than the API server
+    sends a false namespace, only the order of its own calls changes.
     """
     match = _NAMESPACE_PATTERN.search(environ["wsgi.input"].getvalue(), 0, _NAMESPACE_WITHIN_BYTES)
     return match[1].decode() if match is not None else ""

@@ -86,7 +86,7 @@ def decide_validate(review: Review, view: Lookups, settings: WebhookSettings) ->
 
 
 def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    """POST /advise: warns about names that no program reads, and about workloads whose pods could never run.
+    """POST /advise: warns about misspelt names, and about workloads whose pods could never run.
 
     Never a refusal. Raises KubeError.
     """

@@ -1,9 +1,9 @@
 """The JSON Patch (RFC 6902) of an answer, computed in time linear in the object's size.
 
-jsonpatch searches its own operations for each entry that it removes from a list or moves. For a list of thousands of
-entries of which every second one is removed, that would take seconds. It also treats equal entries of a list as
-interchangeable, so it may apply a change to the wrong entry. So jsonpatch never gets a list: rewritten lists (env,
-volumes, mounts, gates) are replaced as a whole, and containers, which keep their positions, are compared one by one.
+For each entry that is removed from a list or moved, jsonpatch searches all former operations. If every second one of
+thousands of entries is removed, that would take seconds. jsonpatch also treats equal entries of a list as
+interchangeable, so a change may apply to the wrong entry. So jsonpatch never gets a list. Rewritten lists (env,
+volumes, mounts, gates) are replaced as a whole. Containers keep their positions and are compared one by one.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Admission of a pod that is applied again: its manifest has the spellings that were rewritten at its creation.
+"""Admission of a pod that is applied again: the manifest has the user's spellings, but the stored pod has the rewritten
+ones.
 
 Kubernetes forbids changes of a pod's requests, and treats another spelling as a change. So if the request in the
 manifest means the stored amount, it is replaced by the stored spelling. The meaning of a spelling is derived only from

@@ -1,8 +1,8 @@
 """The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
-Later code may rely on types and names: this module rejects, as `InvalidReview`, bytes that are not an AdmissionReview,
-objects whose fields do not have the types of their kind, and impossible names. Only the API server should call the
-webhook, but every client that reaches the port can do so.
+Later code may rely on types and names. This module raises `InvalidReview` for three errors: the bytes are not an
+AdmissionReview, a field has a wrong type for its kind of object, or a name is impossible. Only the API server should
+call the webhook, but every client that reaches the port can do so.
 """
 
 import contextlib
@@ -458,7 +458,7 @@ def is_pod_shaped(template: Json) -> bool:
 
 
 def encode(uid: str, decision: Decision) -> bytes:
-    """Encode the response. The length of its texts is limited, since they contain texts of users."""
+    """Encode the response. The texts of the response are limited in length, because they contain texts of users."""
     response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
         response["status"] = {"code": 422, "reason": "Invalid", "message": wording.sanitize_message(decision.message)}

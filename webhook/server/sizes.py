@@ -2,11 +2,11 @@
 
 The API server accepts objects of 3 MiB and waits five seconds for the webhook. A pod of 30,000 containers would occupy
 one of the webhook's few threads for longer than that. Real objects are far smaller. So objects above these limits are
-refused before they are processed, and objects that are slow to decode are refused before they are decoded.
+refused before they are processed. Objects that are slow to decode are refused even before decoding.
 
 The limits are for what users write. The API server calls the webhook again with the pod that the webhook has rewritten.
 Such a pod has an internal resource (`names.SHARE` or a marker), and its limits are higher by what the webhook adds at
-most. Users who write this resource themselves gain only these higher limits.
+most. Users who write this resource themselves gain nothing but these higher limits.
 """
 
 from collections import Counter

@@ -1,9 +1,10 @@
-"""Records the keys that the webhook wrote in place of bare names, so that a later edit removes the stale ones.
+"""Records the keys that the webhook wrote in place of bare names. After a later edit, the webhook uses the record to
+remove stale keys.
 
-`kubectl apply` knows only the bare name: if a manifest changes from one class to another, it adds the new bare name and
-keeps the key that the webhook wrote for the former one. Server-side apply does the same, and records each manifest's
-names in metadata.managedFields, with the bare name, although the stored object never had it. The record is the
-annotation `cardwise.dev/rewritten`: the keys by *place* (a container's name, or `hard` of a ResourceQuota).
+`kubectl apply` knows only the bare name. If a manifest changes from one class to another, `kubectl apply` adds the new
+bare name, and keeps the key that the webhook wrote for the former class. Server-side apply does the same, and records
+each manifest's names in metadata.managedFields, with the bare name, although the stored object never had it. The record
+is the annotation `cardwise.dev/rewritten`: the keys by *place* (a container's name, or `hard` of a ResourceQuota).
 """
 
 import json
@@ -48,8 +49,8 @@ class AppliedManifests:
     """The names in the applied manifests: in the manifest of `kubectl apply` (None if there is none), and in the
     manifests of server-side apply.
 
-    new: whether the object is created, or this update changes the manifest of `kubectl apply`. If not, keys that the
-        manifest does not name were set in another way, such as by `kubectl edit`, and stay.
+    new: whether the object is created, or this update changes the manifest of `kubectl apply`. If not, keys outside the
+        manifest were set in another way, such as by `kubectl edit`, and stay.
     """
 
     client: AppliedNames | None = None
@@ -70,7 +71,7 @@ class RewrittenPlace:
 
 
 def read_record(manifest: Json) -> dict[str, list[str]]:
-    """The record of an object; empty without one, or if it cannot be read."""
+    """The record of an object; empty if the record is missing or unreadable."""
     text = annotations_of(manifest).get(names.REWRITTEN)
     try:
         return _decode_record(text) if text else {}

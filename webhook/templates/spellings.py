@@ -1,7 +1,7 @@
 """Translates resource names as users write them into the stored names.
 
-Kubernetes refuses `nvidia.tesla.k80: 1`, a name without a domain, so the webhook adds Cardwise's domain to the bare
-name of a class before Kubernetes validates it. Other bare names are left to Kubernetes' own refusal.
+Kubernetes refuses names without a domain, such as `nvidia.tesla.k80: 1`. So the webhook adds Cardwise's domain to the
+bare name of a class before Kubernetes validates the name. Other bare names are left to Kubernetes' own refusal.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from cardwise.core.values.quantity import InvalidQuantity
 
 NvidiaGpu = Literal["leave", "take"]
 Lookup = Callable[[str], ResourceClass | None]
-"""Returns the class of this name, None if there is none. May call the API server, so it may raise KubeError."""
+"""Returns the class of this name; None if there is none. May call the API server, so it may raise KubeError."""
 
 _REQUESTS_PREFIX = "requests."  # the prefix by which a ResourceQuota counts resources with a domain
 _DECIMAL_SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")

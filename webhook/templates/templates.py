@@ -1,8 +1,8 @@
 """Rewrites bare names in the pod templates of workloads, because Kubernetes refuses bare names there as in pods.
 
 Nothing else is rewritten: the webhook rewrites the pods themselves later, and GitOps tools need templates that hardly
-differ from their manifests. A template without bare names stays unchanged to the last byte, because templates of Jobs
-are immutable, and a changed template of a Deployment causes a rollout.
+differ from their manifests. A template without bare names stays unchanged to the last byte. Otherwise updates of Jobs
+would fail, because their templates are immutable, and each update of a Deployment would cause a rollout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ def rewrite_workload(
 ) -> Json:
     """The rewritten workload; the caller's object if nothing changes. `old`: the stored workload at an update.
 
-    Unknown classes are not reported here: the advice reports them. Raises InvalidRequest, KubeError.
+    Unknown classes are reported by the advice instead. Raises InvalidRequest, KubeError.
     """
     path = _POD_TEMPLATE_PATHS_BY_KIND[resource]
     template = _get_map(workload, path)

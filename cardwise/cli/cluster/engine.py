@@ -19,7 +19,7 @@ class ClusterEngine(Engine):
 
     free_loads: the free cpu and memory of nodes; other nodes have no limit.
     workload: the learned workload, as the extender saved it.
-    note: why the saved workload cannot be used, "" if it can be used.
+    note: why the saved workload cannot be used; "" if it can be used.
     """
 
     def __init__(self, ledger: Ledger, free_loads: Mapping[str, Load], workload: str) -> None:

@@ -169,7 +169,7 @@ class MoveRun:
     def _find_ready_replacement(self, move: Move, owner_uid: str, uids_before: set[str], name: str) -> str | None:
         """Find the ready replacement of the pod, once the pod is deleted.
 
-        Returns the replacement's name, None until the replacement is ready.
+        Returns the replacement's name; None until the replacement is ready.
 
         A running replacement is not enough: until the replacement is ready, a PodDisruptionBudget counts it as missing.
         """

@@ -28,7 +28,7 @@ class LiveWorkload:
     pods: the pods that use cards or wait for them.
     holdings: the cards and devices that pods hold.
     pending_count: the number of pending pods.
-    learned_workload: the workload that the extender has saved, "" if the extender has saved no workload.
+    learned_workload: the workload that the extender has saved; "" if the extender has saved no workload.
     notes: inexact parts of the workload, with the reasons.
     """
 

@@ -31,7 +31,7 @@ class NodeReservation:
 class GangView:
     """A gang.
 
-    minimum: number of members that the gang needs, 0 if unknown.
+    minimum: number of members that the gang needs; 0 if unknown.
     members: names of the gang's pods, without failed and deleted pods.
     bound: names of the members that are bound to a node.
     waiting_for: names of the planned pods for which kube-scheduler has not called the extender yet.

@@ -25,7 +25,7 @@ class PublishedPolicy:
     """The policy and the workload of the extender.
 
     workload: the learned workload, as the engine saved it; "" if no policy has learned yet.
-    note: why the policy is unknown, "" if it is known.
+    note: why the policy is unknown; "" if it is known.
     known_limits: the extender's limits per card; None if an entry of the ConfigMap is invalid or missing.
     """
 

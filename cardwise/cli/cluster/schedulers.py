@@ -16,7 +16,8 @@ _APPS: Final = "/apis/apps/v1"
 
 
 def read_deployments(client: KubeClient, cardwise_namespace: str) -> list[Json] | None:
-    """Read the Deployment of the chart's own kube-scheduler; [] if it does not exist, None if it may not be read.
+    """Read the Deployment of the chart's own kube-scheduler; [] if the Deployment does not exist; None if reading is
+    forbidden.
 
     Only Cardwise's namespace is read: a Deployment with that name in another namespace is a tenant's.
     """

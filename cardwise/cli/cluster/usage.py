@@ -33,7 +33,7 @@ class Holder:
     """A pod that holds a share of a card.
 
     granted: MiB of the pod's share.
-    used: MiB that the pod uses, None if they were not measured.
+    used: MiB that the pod uses; None if they were not measured.
     terminating: whether the pod object is deleted while its containers may still run.
     """
 
@@ -52,7 +52,7 @@ class CardUsage:
     core: granted percent of SMs.
     pods: number of pods with a share.
     whole: whether a pod holds the whole card.
-    mps: its MPS state, "" without a manager.
+    mps: its MPS state; "" without a manager.
     isolation: what limits the shares on it; None if its node has not reported it.
     holders: None if pods may not be read.
 

@@ -52,7 +52,7 @@ class PodContext:
     schedulers: the names of the chart's own kube-schedulers; None if unknown.
     stopped_schedulers: the names in `schedulers` whose kube-scheduler does not run.
     webhook: the state of the webhook; None if unknown or not needed.
-    leaderless_seconds: seconds without a leading extender; infinite if no extender ever was leader, None if one is.
+    leaderless_seconds: seconds without a leading extender; infinite if no extender ever was leader; None if one is.
     directly_bound: pods of the namespace that the extender deleted recently because another scheduler had bound them.
     quotas: the GPUQuotas of the namespace from their statuses, for users without the right to read cards.
     warning: the newest warning event about a bound pod whose containers have not started.

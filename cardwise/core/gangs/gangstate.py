@@ -45,7 +45,7 @@ class GangPlan(Mapping[str, str]):
 
 
 def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str | None]:
-    """The minimum number of pods of the gang, 0 if unknown; and why the gang can never be complete, None if it can."""
+    """The minimum number of pods of the gang; 0 if unknown; and why the gang can never be complete; None if it can."""
     if not roster.counted:
         return group.minimum or 0, "all its pods are ending"
     problem = next((f"{member.name}: {member.problem}" for member in roster.with_problem), None)

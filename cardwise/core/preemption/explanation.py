@@ -330,7 +330,7 @@ def place_on_empty(
 def _best_node(
     ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str
 ) -> tuple[str | None, dict[str, Refusal]]:
-    """The node that the policy prefers for the request, None if it fits nowhere; and the refusals by node."""
+    """The refusals by node, and the node that the policy prefers for the request; None if no node fits."""
     scorer = placement.Scorer(ledger.kinds, request, policy, ())
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     refusals = {name: score for name, score in scores.items() if isinstance(score, Refusal)}

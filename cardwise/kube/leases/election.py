@@ -54,7 +54,7 @@ _MAX_UNANSWERED = 16  # writes without a response that are remembered; after mor
 class LeaseRecord:
     """The fields of a Lease.
 
-    holder: the identity of the holder; "" if there is none, None if the field is invalid, which counts as held.
+    holder: the identity of the holder; "" for no holder. None if the field is invalid; then the Lease counts as held.
     seconds: the duration; 0 if missing.
     released: whether a holder released the Lease; a Lease can also lose its holder in other ways.
     settled: whether, at the release, no request that the holder sent under the Lease was still in flight.
@@ -165,7 +165,7 @@ class Election:
 
     @property
     def token(self) -> str | None:
-        """The UID and the `leaseTransitions` of the last observed Lease, None if none.
+        """The UID and the `leaseTransitions` of the last observed Lease; None if none.
 
         For the admission policy and for users. Not unique: with a restored or edited Lease, two holders may have the
         same token.

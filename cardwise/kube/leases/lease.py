@@ -113,7 +113,7 @@ class LeaderElector:
 
     @property
     def holder(self) -> str | None:
-        """The last observed holder of the Lease; "" for no holder, None if unknown."""
+        """The last observed holder of the Lease; "" for no holder; None if unknown."""
         return self._holder
 
     def holds_lease(self, margin: float = 0.0, epoch: int | None = None) -> bool:
