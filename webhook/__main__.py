@@ -145,6 +145,13 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "kube-scheduler that does not. Name it in --gang-schedulers too. Default: Kubernetes' own.",
 )
 @option(
+    "--claims",
+    is_flag=True,
+    help="Shares are allocated as ResourceClaims (scheduler.mode=claims of the chart): pods that request a GPU get a "
+    "scheduling gate and a claim, which kube-scheduler obeys without configuration. The extender and the device "
+    "plugins need the same option. Needs Kubernetes 1.34.",
+)
+@option(
     "--isolation",
     type=click.Choice([str(demand) for demand in Isolation]),
     default=str(Isolation.NONE),
@@ -197,6 +204,7 @@ def main(
     exempt_namespaces: tuple[str, ...],
     gang_schedulers: tuple[str, ...],
     scheduler: str,
+    claims: bool,
     isolation: str,
     sm_percent: str,
     share_agent: AgentChoice,
@@ -224,6 +232,7 @@ def main(
         exempt_namespaces=frozenset(exempt_namespaces),
         gang_schedulers=frozenset(gang_schedulers),
         scheduler=scheduler,
+        claims=claims,
         isolation=Isolation(isolation),
         sm_percent=SmPercent(sm_percent),
         share_agent=AgentSettings(choice=share_agent, image=share_agent_image, user=share_agent_user),

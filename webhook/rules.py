@@ -25,6 +25,7 @@ from webhook.pods import (
     amounts,
     annotations,
     capacity,
+    claims,
     defaults,
     gangs,
     gpuquotas,
@@ -54,7 +55,8 @@ MUTATE: Final[tuple[Rule, ...]] = (
     resources.mutate,  # amounts, slots, markers and variables of each container
     # These need the request and the gang only.
     scheduling.mutate,  # tolerations, RuntimeClass and the scheduler of pods that name none
-    gangs.mutate,  # label and gate; last, so that a member with a node is refused only if nothing else is wrong
+    gangs.mutate,  # label and gate; late, so that a member with a node is refused only if nothing else is wrong
+    claims.mutate,  # claim and gate, where shares are allocated as claims
 )
 
 VALIDATE: Final[tuple[Rule, ...]] = (
@@ -62,9 +64,10 @@ VALIDATE: Final[tuple[Rule, ...]] = (
     amounts.validate,  # whether its classes exist; before the request is read, so that the refusal names the cause
     resources.validate,  # reads the request; whether the pod was rewritten
     scheduling.validate_node_name,  # whether the pod names its node
+    claims.validate,  # whether claim and gate are present, and one claim is enough
     capacity.validate,  # whether the pod would fit on an empty node
     gangs.validate,  # finds the gang; whether label and gate are present
-    capacity.warn_unoffered_resources,  # warnings about resources that no node offers
+    capacity.validate_offered_resources,  # warnings about resources that no node offers
     scheduling.validate,  # warnings about scheduler and gates, then nodes; their sizes only if nothing else is wrong
     amounts.validate_small_shares,  # warnings about shares that are too small
     gpuquotas.validate,  # whether the GPUQuotas of the namespace allow the request
@@ -78,7 +81,7 @@ VALIDATE: Final[tuple[Rule, ...]] = (
 )
 
 # Pods that request nothing of Cardwise, but have names that look like it: warnings only.
-ADVISE: Final[tuple[Rule, ...]] = (capacity.warn_unoffered_resources, annotations.validate_unread)
+ADVISE: Final[tuple[Rule, ...]] = (capacity.validate_offered_resources, annotations.validate_unread)
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:

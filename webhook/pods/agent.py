@@ -28,11 +28,11 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from cardwise.core.values.wording import quote_text
 from webhook.cluster.limitranges import COUNTED_RESOURCES, Amount, Bounds
-from webhook.pods import frameworks
+from webhook.pods import frameworks, slots
 from webhook.pods.context import AgentChoice, AgentSettings, Context
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import changed_later_error
-from webhook.pods.resources import INTERNAL_RESOURCES, env_from_annotation
+from webhook.pods.resources import env_from_annotation
 from webhook.templates.containers import amount_lists
 
 # Requests of the agent in pods whose containers all request cpu or memory: enough for two scrapes a second.
@@ -66,7 +66,7 @@ def mutate_copies(pod: PodUnderReview, context: Context) -> None:
             for name, amount in amounts.items()
         }
         removed_names = sorted(
-            name for name, stored in stored_names.items() if "/" in stored and stored not in INTERNAL_RESOURCES
+            name for name, stored in stored_names.items() if "/" in stored and stored not in slots.INTERNAL_RESOURCES
         )
         if removed_names:
             for kind, amounts in amount_lists(resources):
@@ -270,7 +270,6 @@ def _agent_container(
     )
     port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
     resources = _agent_amounts(spec, present_agent, running, bounds)
-    limits = {**resources["limits"], names.SHARE: "1"}
     return {
         "name": shareagent.CONTAINER_NAME,
         "image": settings.image,
@@ -282,7 +281,7 @@ def _agent_container(
             {"name": shareagent.METRICS_PORT_ENV, "value": str(port)},
             *([{"name": shareagent.HOOK_ENV, "value": "true"}] if hook else []),
         ],
-        "resources": {"limits": limits} | ({"requests": resources["requests"]} if resources["requests"] else {}),
+        "resources": {kind: amounts for kind, amounts in resources.items() if amounts},  # `resources` adds the slot
         "volumeMounts": [dict(_AGENT_MOUNT)],
         "startupProbe": {
             "exec": {"command": [_COMMAND, "--probe"]},

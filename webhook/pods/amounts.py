@@ -25,6 +25,7 @@ from cardwise.core.values import quantity, wording
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
+from webhook.pods import slots
 from webhook.pods.context import Context, Lookups
 from webhook.pods.pod import PodUnderReview, container_path
 from webhook.templates import containers
@@ -66,7 +67,9 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         resources = dict(container.spec.get("resources") or {})
         added = _limits_added_by_class(container, resources, translator.lookup)
         if added:
-            resources["limits"] = resources["limits"] | added
+            # With the slot, the parser reads the number of units as shares, not as cards.
+            limits = resources["limits"] | added
+            resources = slots.add_slot(container, resources | {"limits": limits}, by_claim=context.settings.claims)
             pod.put_resources(i, resources)
     annotations = _with_device_classes(pod, translator.lookup)
     if annotations != pod.annotations:
@@ -148,7 +151,7 @@ def add_units(pod: PodUnderReview, context: Context) -> None:
     from_limit_range = _entries_of_limit_range(pod.annotations.get(names.LIMIT_RANGER, ""))
     for i, container in enumerate(pod.containers):
         resources = dict(container.spec.get("resources") or {})
-        if str((resources.get("limits") or {}).get(names.SHARE)) == "1":
+        if request.has_slot(container):
             continue
         container_kind = "init" if container.key.startswith("init-") else ""
         for kind, amounts in containers.amount_lists(resources):
@@ -271,8 +274,7 @@ def _limits_added_by_class(container: Container, resources: Json, lookup: Lookup
         count = quantity.count(limits[resource], maximum=request.MAX_CARDS)
     except InvalidQuantity:
         return {}
-    # With the slot in the limits, the parser reads the number of units as shares, not as cards.
-    added = {names.GPU_MEM: str(count * gpu_class.share.memory), names.SHARE: "1"}
+    added = {names.GPU_MEM: str(count * gpu_class.share.memory)}
     if gpu_class.share.core and names.GPU_CORE not in limits:
         core = _class_core(
             gpu_class.name, count, gpu_class.share.core, f"{container.path}.resources.limits[{resource}]"

@@ -37,7 +37,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     )
 
 
-def warn_unoffered_resources(pod: PodUnderReview, context: Context) -> None:
+def validate_offered_resources(pod: PodUnderReview, context: Context) -> None:
     """Warn about GPU resources of other domains that no node offers. Never a refusal: a node may offer them later."""
     offers = context.cluster.offers()
     if offers is None:

@@ -108,6 +108,7 @@ class WebhookSettings:
     callers_known: whether only the API server can call. If so, answers may show the names and the use of other objects
         in the namespace.
     unit: the unit of gpu-mem numbers without a unit, by the path, which the API server chooses.
+    claims: whether shares are allocated as ResourceClaims, and no scheduler calls the extender.
     """
 
     runtime_class: str = ""
@@ -123,6 +124,7 @@ class WebhookSettings:
     min_share: int = 0
     callers_known: bool = True
     unit: Unit = Unit.MIB
+    claims: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,9 +60,15 @@ def mutate_podgroup(pod: PodUnderReview, context: Context) -> None:
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Give a member of a gang the gate and the label; remove both from any other pod. Raises InvalidRequest."""
+    """Give a member of a gang the gate and the label; remove both from any other pod. Raises InvalidRequest.
+
+    With claims all pods with a request have a gate, and members of gangs have no other (`claims.mutate`).
+    """
     gates = pod.spec.get("schedulingGates") or []
     is_gated = any(gate.get("name") == names.GANG for gate in gates)
+    if is_gated and context.settings.claims:
+        pod.spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
+        is_gated = False
     if pod.gang is None:
         if pod.names_unserved_podgroup:
             pod.warnings.append(_PODGROUPS_NOT_SERVED_TEXT)
@@ -83,7 +89,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
                 f"{_GANG_LABEL_FIELD}: replaced by {name}, the gang that the pod's annotation or label names"
             )
         pod.labels = pod.labels | {names.GANG: name}
-    if not is_gated:
+    if not is_gated and not context.settings.claims:
         pod.spec["schedulingGates"] = [*gates, {"name": names.GANG}]
 
 
@@ -98,13 +104,14 @@ def validate(pod: PodUnderReview, context: Context) -> None:
         else _served_gang(_read_membership(pod, schedulers), context)
     )
     name = pod.gang.name if pod.gang is not None else None
-    if pod.labels.get(names.GANG) != name or gangs.is_gated(pod.manifest) != (pod.gang is not None):
+    needs_gate = pod.gang is not None and not context.settings.claims
+    if pod.labels.get(names.GANG) != name or gangs.is_gated(pod.manifest) != needs_gate:
         raise changed_later_error(
             _GANG_LABEL_FIELD, "the label and the scheduling gate do not match the gang that the pod names"
         )
     if pod.gang is None:
         return
-    if pod.request is None and not resources.is_marked(pod.containers):
+    if pod.request is None and not context.settings.claims and not resources.is_marked(pod.containers):
         problem = f"{names.FILTER_CALL_RESOURCE} and {names.BIND_CALL_RESOURCE} are missing"
         raise changed_later_error("spec.containers[0].resources.limits", problem)
     gangs.queue_priority(pod.annotations)

@@ -29,6 +29,7 @@ class PodUnderReview:
     isolation: what the pod demands, after a rule has found it; `none` until then, and if the pod requests no cards.
     names_unserved_podgroup: whether the pod names a PodGroup of Kubernetes that the cluster does not serve.
     defaults: the namespace's defaults that the pod takes.
+    has_status: whether the manifest has a status, which Kubernetes ignores at creation: rules may remove it.
     agent: the key of the share agent's container; "" without an agent.
     warnings: the warnings for the author.
     """
@@ -42,6 +43,7 @@ class PodUnderReview:
         "containers",
         "defaults",
         "gang",
+        "has_status",
         "isolation",
         "labels",
         "manifest",
@@ -69,6 +71,7 @@ class PodUnderReview:
         self.names_unserved_podgroup = False
         self.defaults = _NO_DEFAULTS
         self.agent = ""
+        self.has_status = "status" in manifest
         self.warnings: list[str] = []
         self._parse = parse
         self._is_read = False
@@ -82,7 +85,8 @@ class PodUnderReview:
             specs = [c.spec for c in self.containers if c.key.startswith(_INIT_PREFIX) is is_init]
             if specs:
                 self.spec[field] = specs
-        return self.manifest | {"metadata": self.metadata, "spec": self.spec}
+        others = {field: content for field, content in self.manifest.items() if field != "status" or self.has_status}
+        return others | {"metadata": self.metadata, "spec": self.spec}
 
     def read_request(self) -> PodRequest | None:
         """Read the request, once. Raises InvalidRequest."""

@@ -15,15 +15,13 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import Container, ContainerRequest, PodRequest
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
-from webhook.pods import isolation
+from webhook.pods import isolation, slots
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import added_later_error, changed_later_error, removed_count_error
 from webhook.templates.containers import amount_lists
 from webhook.templates.spellings import format_count
 
-# Resources of Cardwise in limits and requests that users must not write.
-INTERNAL_RESOURCES: Final = (names.SHARE, names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
 _MARKER_RESOURCES: Final = (names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
 # If the user sets one of these variables for JAX, it stays. With envFrom the webhook cannot see whether the user has
 # set one, so the webhook sets none.
@@ -48,22 +46,24 @@ def mutate_splits(pod: PodUnderReview, context: Context) -> None:
         return  # the annotation belongs to this pod, and names all of its split shares
     for container in pod.containers:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
-        is_written = str(limits.get(names.SHARE)) == "1" and names.GPU_MEM in limits and names.GPU_COUNT not in limits
+        is_written = request.has_slot(container) and names.GPU_MEM in limits and names.GPU_COUNT not in limits
         if is_written and not is_gpu_count_intact(container.spec.get("env") or []):
             raise removed_count_error(f"{container.path}.env")
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Set the resources of Cardwise (gpu-mem in MiB, the share slot, markers) and its environment variables in each
+    """Set the resources of Cardwise (gpu-mem in MiB, the slot, markers) and its environment variables in each
     container. Remove those that users must not write.
     """
-    parts = _split_request(pod.request, in_gang=pod.gang is not None)
+    by_claim = context.settings.claims
+    parts = _split_request(pod.request, in_gang=pod.gang is not None, by_claim=by_claim)
     if pod.agent:
-        parts[pod.agent] = _ContainerPart(markers=(names.SHARE,))
+        parts[pod.agent] = _ContainerPart(is_agent=True)
     mps = pod.isolation.uses_mps
     for i, container in enumerate(pod.containers):
+        part = parts.get(container.key, _ContainerPart())
         changed = _rewrite_container(
-            container, parts.get(container.key), pod.warnings, has_request=pod.request is not None, mps=mps
+            container, part, pod.warnings, has_request=pod.request is not None, mps=mps, by_claim=by_claim
         )
         if changed != container.spec:
             pod.replace_container(i, changed)
@@ -82,7 +82,7 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     allowed_markers = _MARKER_RESOURCES if pod.labels.get(names.GANG) else ()
     for container in pod.containers:
         for name in (container.spec.get("resources") or {}).get("limits") or ():
-            if name in INTERNAL_RESOURCES and name not in allowed_markers:
+            if name in slots.INTERNAL_RESOURCES and name not in allowed_markers:
                 raise added_later_error(f"{container.path}.resources.limits[{name}]")
 
 
@@ -99,6 +99,7 @@ def validate_environment(pod: PodUnderReview, context: Context) -> None:
 class _ContainerPart:
     """The request of one container of the pod.
 
+    is_agent: whether the container is the share agent, which requests nothing and needs a slot.
     markers: resources with which kube-scheduler calls the extender for a pod that requests no cards. Their amount is 0,
         because kube-scheduler checks only the name. With a larger amount kube-scheduler would not try the pod again
         when a node gets more CPU (NodeResourcesFit's queueing hint ignores `ignoredByScheduler`).
@@ -106,7 +107,12 @@ class _ContainerPart:
 
     card: ContainerRequest | None = None
     devices: Mapping[str, int] = field(default_factory=dict)
+    is_agent: bool = False
     markers: tuple[str, ...] = ()
+
+    @property
+    def needs_slot(self) -> bool:
+        return self.card is not None or bool(self.devices) or self.is_agent
 
 
 def is_marked(containers: Iterable[Container]) -> bool:
@@ -115,38 +121,47 @@ def is_marked(containers: Iterable[Container]) -> bool:
     return any(all(str(limits.get(name)) == "0" for name in _MARKER_RESOURCES) for limits in all_limits)
 
 
-def _split_request(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _ContainerPart]:
-    """Each container's part of the request, by its key."""
+def _split_request(pod_request: PodRequest | None, *, in_gang: bool, by_claim: bool) -> dict[str, _ContainerPart]:
+    """Each container's part of the request, by its key.
+
+    by_claim: kube-scheduler calls no extender, so there are no markers.
+    """
     if pod_request is None:
         # Members of a gang are planned together, so the extender must also see the members without a request.
-        return {"0": _ContainerPart(markers=_MARKER_RESOURCES)} if in_gang else {}
+        return {"0": _ContainerPart(markers=_MARKER_RESOURCES)} if in_gang and not by_claim else {}
     devices: dict[str, dict[str, int]] = {}
     for device in pod_request.devices:
         devices.setdefault(device.key, {})[names.CLASS_PREFIX + device.resource_class] = device.count
     cards = {container.key: container for container in pod_request.containers}
     # A requested card makes kube-scheduler call filter; the slot, which devices have too, makes it call bind.
-    markers = {} if pod_request.containers else {pod_request.devices[0].key: (names.FILTER_CALL_RESOURCE,)}
+    needs_marker = not pod_request.containers and not by_claim
+    markers = {pod_request.devices[0].key: (names.FILTER_CALL_RESOURCE,)} if needs_marker else {}
     keys = dict.fromkeys((*cards, *devices))
-    return {key: _ContainerPart(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
+    return {key: _ContainerPart(cards.get(key), devices.get(key, {}), markers=markers.get(key, ())) for key in keys}
 
 
 def _rewrite_container(
-    container: Container, part: _ContainerPart | None, warnings: list[str], *, has_request: bool, mps: bool
+    container: Container, part: _ContainerPart, warnings: list[str], *, has_request: bool, mps: bool, by_claim: bool
 ) -> Json:
     """The rewritten container.
 
     has_request: whether the pod requests cards or devices. Then a container without a request must see no card, also if
         its image requests cards.
+    by_claim: whether the container's slot is an entry in the pod's claim.
     """
     changed, path = dict(container.spec), container.path
     resources = dict(changed.get("resources") or {})
-    stored_amounts = _stored_amounts(part, resources.get("limits") or {})
+    needs_entry = by_claim and part.needs_slot
+    if request.names_claim(container) and not needs_entry:
+        warnings.append(f"{path}.resources.claims[{names.POD_CLAIM}]: removed; only Cardwise may write this")
+    resources = dict(slots.set_claim_entry(container, resources, needed=needs_entry))
+    stored_amounts = _stored_amounts(part, resources.get("limits") or {}, by_claim=by_claim)
     if rounding := quantity.describe_rounding((resources.get("limits") or {}).get(names.GPU_MEM, "")):
         warnings.append(f"{path}.resources.limits[{names.GPU_MEM}]: {rounding}")
     for kind, amounts in amount_lists(resources):
         warnings += [
             f"{path}.resources.{kind}[{name}]: removed; only Cardwise may write this"
-            for name in INTERNAL_RESOURCES
+            for name in slots.INTERNAL_RESOURCES
             if name in amounts and not (name in stored_amounts and str(amounts[name]) == str(stored_amounts[name]))
         ]
     lists: dict[str, Json] = (
@@ -161,11 +176,11 @@ def _rewrite_container(
         resources[kind] = remaining | {
             name: format_count(amounts.get(name), stored_amounts[name]) for name in names_of_kind
         }
-    if resources:
+    if resources or "resources" in changed:
         changed["resources"] = resources
     if has_request:
         env = changed.get("env") or []
-        env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
+        env_from, card = bool(changed.get("envFrom")), part.card
         changed["env"], overridden = merge_env_entries(env, card, env_from=env_from, mps=mps)
         warnings += [f"{path}.env[{name}]: {reason}" for name, reason in find_harmful_variables(env, card)]
         if overridden:
@@ -175,12 +190,9 @@ def _rewrite_container(
     return changed
 
 
-def _stored_amounts(part: _ContainerPart | None, limits: Json) -> dict[str, int]:
-    if part is None:
-        return {}
-    slot = {names.SHARE: 1} if part.card or part.devices else {}
-    markers = {name: int(name == names.SHARE) for name in part.markers}
-    return {**_card_amounts(part.card, limits), **part.devices, **slot, **markers}
+def _stored_amounts(part: _ContainerPart, limits: Json, *, by_claim: bool) -> dict[str, int]:
+    slot = {names.SHARE: 1} if part.needs_slot and not by_claim else {}
+    return {**_card_amounts(part.card, limits), **part.devices, **slot, **dict.fromkeys(part.markers, 0)}
 
 
 def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[str, int]:
@@ -198,7 +210,7 @@ def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[s
 
 
 def _is_own_resource(name: str) -> bool:
-    return name in INTERNAL_RESOURCES or name in names.REQUESTED
+    return name in slots.INTERNAL_RESOURCES or name in names.REQUESTED
 
 
 def env_from_annotation(name: str, annotation: str) -> Json:

@@ -74,7 +74,8 @@ def validate(pod: PodUnderReview, context: Context) -> None:
     selected nodes that have no GPUs or are too small for the pod. Raises KubeError.
     """
     if pod.request is not None:
-        _warn_scheduler(pod, context.settings.gang_schedulers)
+        # Every scheduler obeys allocated claims.
+        _warn_scheduler(pod, () if context.settings.claims else context.settings.gang_schedulers)
         _warn_nodes(pod, pod.request, context)
 
 
@@ -90,7 +91,7 @@ def _warn_scheduler(pod: PodUnderReview, schedulers: Collection[str]) -> None:
     pod.warnings += [
         f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_remover_suffix(gate['name'])}"
         for gate in pod.spec.get("schedulingGates") or ()
-        if gate.get("name") not in (None, "", names.GANG)
+        if gate.get("name") not in (None, "", names.GANG, names.ALLOCATION_GATE)
     ]
 
 

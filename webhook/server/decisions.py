@@ -11,7 +11,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from webhook import rules
 from webhook.cluster import namespaces
-from webhook.pods import defaults, gangs
+from webhook.pods import claims, defaults, gangs
 from webhook.pods.context import Context, Lookups, WebhookSettings
 from webhook.pods.pod import PodUnderReview
 from webhook.quotas import gpuquotas, quotas, resourceclasses
@@ -244,7 +244,12 @@ def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) 
 
 
 def _check_binding(manifest: Json) -> None:
-    """Check a pod that a program other than the extender binds. Raises InvalidRequest."""
+    """Check a pod that a program other than the extender binds. Raises InvalidRequest.
+
+    Any scheduler may bind a pod whose share is allocated by claim: the claim names the node, and other nodes refuse it.
+    """
+    if claims.is_by_claim(manifest):
+        return
     try:
         has_request = request.parse(manifest) is not None
     except InvalidRequest:

@@ -23,7 +23,7 @@ def restore_stored_names(pod: Json, stored: Json, unit: Unit, tolerated: Sequenc
 
     tolerated: tolerations for pods with cards.
 
-    Only containers with a share slot are changed; Kubernetes validates the rest.
+    Only containers with a slot are changed; Kubernetes validates the rest.
     """
     annotations = annotations_of(stored)
     stored_containers = {container.key: container for container in request.containers(stored)}
@@ -31,7 +31,7 @@ def restore_stored_names(pod: Json, stored: Json, unit: Unit, tolerated: Sequenc
     for container in request.containers(pod):
         stored_container = stored_containers.get(container.key)
         stored_resources = dict((stored_container.spec if stored_container is not None else {}).get("resources") or {})
-        if stored_container is None or names.SHARE not in (stored_resources.get("limits") or {}):
+        if stored_container is None or not request.has_slot(stored_container):
             continue
         has_share = True
         resources = dict(container.spec.get("resources") or {})

@@ -5,8 +5,8 @@ one of the webhook's few threads for longer than that. Real objects are far smal
 refused before they are processed. Objects that are slow to decode are refused even before decoding.
 
 The limits are for what users write. The API server calls the webhook again with the pod that the webhook has rewritten.
-Such a pod has an internal resource (`names.SHARE` or a marker), and its limits are higher by what the webhook adds at
-most. Users who write this resource themselves gain nothing but these higher limits.
+Such a pod has an internal resource (`names.SHARE` or a marker) or the gate of claims, and its limits are higher by what
+the webhook adds at most. Users who write these themselves gain nothing but these higher limits.
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ _ADDED_RESOURCE_NAMES: Final = 8
 _ADDED_ANNOTATION_BYTES: Final = 16 * 1024
 _ADDED_ENTRIES: Final = 32  # entries of a list or map of the pod, and of a list of each container
 _INTERNAL_RESOURCES: Final = (names.SHARE, names.FILTER_CALL_RESOURCE, names.BIND_CALL_RESOURCE)
-_INTERNAL_KEYS: Final = tuple(f'"{name}"'.encode() for name in _INTERNAL_RESOURCES)
+_INTERNAL_KEYS: Final = tuple(f'"{name}"'.encode() for name in (*_INTERNAL_RESOURCES, names.ALLOCATION_GATE))
 MAX_SPEC_ENTRIES: Final = 1024  # entries of each field of other objects: a ResourceQuota's hard, a LimitRange's limits
 
 
@@ -72,7 +72,10 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
     resource_names = {
         name for requirements in resources for _, amounts in containers.amount_lists(requirements) for name in amounts
     }
-    is_rewritten = not resource_names.isdisjoint(_INTERNAL_RESOURCES)
+    gates = (template.get("spec") or {}).get("schedulingGates") or ()
+    is_rewritten = not resource_names.isdisjoint(_INTERNAL_RESOURCES) or any(
+        gate.get("name") == names.ALLOCATION_GATE for gate in gates
+    )
     added_entries = is_rewritten * _ADDED_ENTRIES
     annotations = annotations_of(template)
     if update:

@@ -187,6 +187,11 @@ def names_claim(container: Container) -> bool:
     return any(entry.get("name") == names.POD_CLAIM for entry in entries)
 
 
+def has_slot(container: Container) -> bool:
+    """Whether the webhook has given the container a slot: the node gives it the GPUs or devices that it requests."""
+    return str(_get_resources(container, "limits").get(names.SHARE)) == "1" or names_claim(container)
+
+
 def write_device_classes(classes: Iterable[str]) -> str:
     """The value of the annotation `names.DEVICE_CLASSES`.
 
@@ -300,8 +305,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
             and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
             and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
         )
-        has_slot = str(limits.get(names.SHARE)) == "1" or names_claim(c)
-        if (c.key in slots and not has_slot) or (c.key in card_containers and not canonical):
+        if (c.key in slots and not has_slot(c)) or (c.key in card_containers and not canonical):
             raise NotRewritten(
                 f"{c.path}.resources.limits",
                 "the pod was not rewritten by the Cardwise webhook",
