@@ -56,7 +56,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T02",
-        "`NVIDIA_VISIBLE_DEVICES` by a reference: to a label, to a ConfigMap, to Cardwise's annotation without a share",
+        "`NVIDIA_VISIBLE_DEVICES` by a reference: to a label, a ConfigMap, Cardwise's annotation without a share",
         [
             creates(with_env(plain(), **{DEVICES: reference}), By.ENVIRONMENT, DEVICES)
             for reference in (
@@ -76,8 +76,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T77",
-        "`NVIDIA_GPU_MEMORY_REQUEST` and `NVIDIA_GPU_MEMORY_LIMIT`, by which NVIDIA's toolkit sets limits of the "
-        "driver: in a container, an init container, beside a share, by `kubectl debug`",
+        "`NVIDIA_GPU_MEMORY_REQUEST` and `NVIDIA_GPU_MEMORY_LIMIT`: in a container, beside a share, by `kubectl debug`",
         [
             creates(
                 with_env(plain(), field=field, **{f"NVIDIA_GPU_MEMORY_{bound}": "16276"}),
@@ -109,7 +108,7 @@ PAST_CARDWISE = (
     Attack("T05", "the same by `envFrom`, in a pod without a share", late=[By.NODE]),
     Attack(
         "T06",
-        "an ephemeral container (`kubectl debug`) with such environment, or with `envFrom`",
+        "an ephemeral container (`kubectl debug`) with such environment or `envFrom`",
         [
             patches("steady", debugged(), By.RBAC, "pods/ephemeralcontainers", sub="ephemeralcontainers"),
             patches(
@@ -132,13 +131,13 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T07",
-        "an ephemeral container beside the container that has the card, with device nodes of its own",
+        "an ephemeral container with device nodes beside the container that has the card",
         late=[By.NODE],
     ),
     Attack("T08", "`mknod` of another card's device in a container that has a share", late=[By.NODE]),
     Attack(
         "T09",
-        "hostPath of a card's device, also in disguise or by /proc, of CDI's folders, of Cardwise's state and pipes",
+        "hostPath of a card's device, in disguise or by /proc, of CDI's folders, of Cardwise's state and pipes",
         [
             creates(with_host_path(plain(), path), By.HOST_PATHS, "spec.volumes[host].hostPath.path", path)
             for path in (
@@ -178,8 +177,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T13",
-        "CDI devices by annotation (`cdi.k8s.io/…`, `nvidia.cdi.k8s.io/…`), in full or as `all`, when the pod is "
-        "created and later, or in a Binding",
+        "CDI devices by annotation (`cdi.k8s.io/…`, `nvidia.cdi.k8s.io/…`), at creation, later, or in a Binding",
         [
             creates(
                 plain(annotations={"cdi.k8s.io/mine": device}),
@@ -223,7 +221,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T14",
-        "a runtime of his own: a RuntimeClass, or the name of one that is not there",
+        "a runtime of his own: a RuntimeClass, or the name of none",
         [
             created("/apis/node.k8s.io/v1/runtimeclasses", By.RBAC, "runtimeclasses", handler="nvidia"),
             creates(with_spec(plain(), runtimeClassName="nvidia"), By.KUBERNETES, 'RuntimeClass "nvidia" not found'),
@@ -248,7 +246,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T16",
-        "a card by dynamic resource allocation: a DeviceClass, a ResourceSlice, a claim",
+        "a card by a DeviceClass, a ResourceSlice, a claim",
         [
             created(f"{DRA}/deviceclasses", By.RBAC, "deviceclasses", spec={}),
             created(f"{DRA}/resourceslices", By.RBAC, "resourceslices", spec={}),
@@ -257,7 +255,7 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T51",
-        "`/dev/null` at `/var/run/nvidia-container-devices/all`, also by a debug container and in disguise",
+        "`/dev/null` at `/var/run/nvidia-container-devices/all`, also by a debug container",
         [
             *(
                 creates(listing(path), By.HOST_PATHS, "/var/run/nvidia-container-devices")
@@ -280,8 +278,8 @@ PAST_CARDWISE = (
     ),
     Attack(
         "T57",
-        "NVIDIA's runtime, which obeys image and `envFrom`: without a share, with a network card of NVIDIA's, with 0 "
-        "of its cards, or more and `spec.nodeName`, in a container beside them, in a debug container",
+        "NVIDIA's runtime without a share: with 0 of its cards, with `spec.nodeName`, in a container "
+        "beside, in a debug container",
         [
             *(
                 creates(with_spec(manifest, runtimeClassName=OF_NVIDIA), By.RUNTIME_CLASSES, "spec.runtimeClassName")
@@ -342,12 +340,12 @@ ANOTHER_CARD = (
     ),
     Attack(
         "T18",
-        "placement annotations in a pod that asks for a share, a share slot and markers by hand",
+        "placement annotations beside a share slot and markers by hand",
         late=[By.WEBHOOK],
     ),
     Attack(
         "T19",
-        "placement annotations of a running pod, changed or taken away, also by `pods/status`",
+        "placement annotations of a running pod changed, also by `pods/status`",
         [
             patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, "leave it unchanged"),
             patches(
@@ -366,7 +364,7 @@ ANOTHER_CARD = (
     ),
     Attack(
         "T20",
-        "the same by `pods/resize` and `pods/ephemeralcontainers`, which take no annotations",
+        "the same by `pods/resize` and `pods/ephemeralcontainers`",
         late=[By.KUBERNETES],
     ),
     Attack(
@@ -384,7 +382,7 @@ ANOTHER_CARD = (
     ),
     Attack(
         "T55",
-        "a share without MPS where his namespace asks for it, also by opting out of its defaults",
+        "a share without MPS where his namespace forbids it",
         [
             creates(ours(annotations=annotations), By.WEBHOOK, "none is less than the advisory", guarded=True)
             for annotations in (
@@ -395,7 +393,7 @@ ANOTHER_CARD = (
     ),
     Attack(
         "T23",
-        "the mark of a static pod's mirror: with a node, without one, on a pod that waits",
+        "the mark of a static pod's mirror",
         [
             creates(
                 with_spec(

@@ -149,7 +149,7 @@ BIGGER_SHARE = (
     ),
     Attack(
         "T28",
-        "two amounts: a small request and a large limit, a request alone, a share in an ordinary init container",
+        "two amounts: a small request and a large limit, a request alone, an ordinary init container",
         [
             creates(
                 one_container(resources={"limits": {names.GPU_MEM: "9000"}, "requests": {names.GPU_MEM: "1"}}),
@@ -186,7 +186,7 @@ BIGGER_SHARE = (
     ),
     Attack(
         "T63",
-        "his share given back early: an end that has not come, in the pod's status",
+        "his share given back early: a forged end in the pod's status",
         [
             patches("steady", {"status": status}, By.STATUS, f"status.{field}", sub="status", as_debugger=True)
             for field, status in (
@@ -229,7 +229,7 @@ PAST_THE_SCHEDULER = (
     ),
     Attack(
         "T78",
-        "a Binding by hand that makes the pod look static, so that nobody counts it, or names an AppArmor profile",
+        "a Binding by hand that makes the pod look static, or names an AppArmor profile",
         [
             binds("idle", key, "unconfined")
             for key in (
@@ -272,8 +272,7 @@ PAST_THE_SCHEDULER = (
     Attack("T35", "cards held by a gang that is never whole", late=[By.EXTENDER]),
     Attack(
         "T64",
-        "gangs that keep others waiting: their pods ask for more different things than can be looked for, or have a "
-        "gate of his own and never come",
+        "gangs that keep others waiting: too many kinds of pods, or a gate of his own",
         late=[By.EXTENDER],
     ),
     Attack(
@@ -298,8 +297,7 @@ PAST_THE_SCHEDULER = (
     Attack("T37", "the extender called by hand", late=[By.EXTENDER]),
     Attack(
         "T65",
-        "a Binding by hand while the webhook does not answer in time, of a pod that his disruption budget protects and "
-        "that runs a container beside",
+        "a Binding by hand while the webhook does not answer in time",
         late=[By.EXTENDER],
     ),
     Attack(
@@ -314,7 +312,7 @@ PAST_THE_SCHEDULER = (
     Attack("T39", "all of it in the template of a Deployment", late=[By.ENVIRONMENT]),
     Attack(
         "T52",
-        "a gang that holds its cards for an hour: a PodGroup with a long `timeoutSeconds`",
+        "a PodGroup with a `timeoutSeconds` of an hour",
         [
             created(
                 lambda tenant: paths.podgroups(tenant.space.name),
@@ -334,17 +332,16 @@ PAST_THE_SCHEDULER = (
     ),
     Attack(
         "T75",
-        "a gang of a few MiB that waits long, with the first place in the queue, so that whole cards or nodes are kept "
-        "for it",
+        "a gang of a few MiB that waits long, so that whole cards or nodes are kept for it",
         late=[By.EXTENDER],
     ),
-    Attack("T76", "the same with cards that have the room, of nodes that lack cpu for it", late=[By.EXTENDER]),
+    Attack("T76", "the same on nodes that lack cpu for it", late=[By.EXTENDER]),
 )
 
 QUOTAS_AND_RIGHTS = (
     Attack(
         "T40",
-        "a ResourceQuota in other words: units, several containers, sidecars, split over cards",
+        "a ResourceQuota in other words: units, several containers, sidecars, split shares",
         [
             creates(manifest, By.QUOTA, f"requests.{names.GPU_MEM}=", guarded=True)
             for manifest in (
@@ -359,7 +356,7 @@ QUOTAS_AND_RIGHTS = (
     ),
     Attack(
         "T41",
-        "a GPUQuota: with a share or a whole card beyond it; made, changed or deleted",
+        "a GPUQuota: exceeded by a share or a whole card; changed or deleted",
         [
             creates(ours(gpu_mem="13Gi"), By.WEBHOOK, "GPUQuota", "memoryMiB requested 13312", guarded=True),
             creates(
@@ -423,7 +420,7 @@ QUOTAS_AND_RIGHTS = (
     ),
     Attack(
         "T45",
-        "what is exempt: a pod in a namespace of the infrastructure, or with its ServiceAccount",
+        "what is exempt: a namespace of the infrastructure, or its ServiceAccount",
         [
             created("/api/v1/namespaces/kube-system/pods", By.RBAC, "pods", spec=plain()["spec"]),
             created(f"{SYSTEM}/pods", By.RBAC, "pods", spec=plain()["spec"]),
@@ -473,7 +470,7 @@ QUOTAS_AND_RIGHTS = (
     ),
     Attack(
         "T53",
-        "a namespace of his own by the name of one that is exempt and not there",
+        "a namespace by the name of an exempt one that is not there",
         [
             Try(
                 lambda tenant, manifest={"metadata": {"name": name}}: tenant.debugger.create(
@@ -487,7 +484,7 @@ QUOTAS_AND_RIGHTS = (
     ),
     Attack(
         "T66",
-        "what a number means in an administrator's quota: a namespace of his own that says its unit",
+        "a unit of bare numbers in a namespace of his own",
         [
             Try(
                 lambda tenant: tenant.debugger.create(
@@ -517,18 +514,17 @@ QUOTAS_AND_RIGHTS = (
 CARDWISE_ITSELF = (
     Attack(
         "T56",
-        "many connections that say nothing, or a byte at a time, to the extender and the webhook",
+        "many connections that say nothing, or a byte at a time",
         late=[By.EXTENDER, By.WEBHOOK],
     ),
     Attack(
         "T70",
-        "heads of thousands of header lines, with one name or with many, which keep the webhook from reading what "
-        "others send",
+        "heads of thousands of header lines",
         late=[By.WEBHOOK],
     ),
     Attack(
         "T71",
-        "refusals that quote 120 KB of an annotation, by dry runs, until the log has filled the node's disk",
+        "refusals that quote 120 KB, until the log has filled the node's disk",
         [
             creates(
                 ours(annotations={names.POLICY: "x" * 120_000}),
@@ -564,7 +560,7 @@ CARDWISE_ITSELF = (
     ),
     Attack(
         "T61",
-        "fat PodGroups, which the extender writes to, so that other tenants' wait for theirs",
+        "fat PodGroups, which delay writes to those of other tenants",
         [
             Try(_fatten(write, {field: content}), By.PODGROUPS, ("metadata", "at most"))
             for write in ("created", "changed")
@@ -579,35 +575,33 @@ CARDWISE_ITSELF = (
     ),
     Attack(
         "T59",
-        "`metadata.managedFields` of a pod, nested more than a thousand levels deep, so that nobody reads others",
+        "`metadata.managedFields` of a pod, nested more than a thousand levels deep",
         late=[By.EXTENDER],
     ),
     Attack(
         "T67",
-        "the webhook asked by hand about names that are other URLs of the API server: a watch, a list of all pods",
+        "the webhook asked by hand about names that are other URLs of the API server",
         late=[By.WEBHOOK],
     ),
     Attack(
         "T79",
-        "the webhook asked by hand about what takes long to judge: a LimitRange of thousands of names, an object of "
-        "hundreds of templates, a class of hundreds of conditions",
+        "the webhook asked by hand about what takes long to judge: thousands of names, hundreds of "
+        "templates or conditions",
         late=[By.WEBHOOK],
     ),
     Attack(
         "T80",
-        "reviews that take long, several at a time from one address, at their own path or at that of Bindings, until "
-        "no thread of the webhook is left",
+        "slow reviews from one address until no thread of the webhook is left",
         late=[By.WEBHOOK],
     ),
     Attack(
         "T62",
-        "many reviews at a time, by dry run, of the largest pods that the webhook takes",
+        "many parallel reviews, by dry run, of the largest pods",
         late=[By.WEBHOOK],
     ),
     Attack(
         "T49",
-        "a pod of thousands of unknown classes, containers, annotations, variables or gates, which keeps the webhook "
-        "from others",
+        "a pod of thousands of unknown classes, containers, annotations, variables or gates",
         [
             creates(manifest, By.WEBHOOK, says)
             for manifest, says in (
