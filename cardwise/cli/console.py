@@ -1,8 +1,8 @@
 """Printing: all output of the command line, for people and for programs.
 
-Reasons, process names, event messages and annotations come from other users, and may contain escape sequences, which a
-terminal would obey. So text for people has its control characters escaped, its lines have a maximum length, and only
-the program starts a new line. JSON and YAML are printed unchanged, since their encoders escape control characters.
+Reasons, process names, event messages and annotations come from other users. They may contain escape sequences, which a
+terminal would obey. So in text for people, control characters are escaped and the length of a line is limited. Only the
+program starts a new line. JSON and YAML are printed unchanged, since their encoders escape control characters.
 """
 
 import shutil

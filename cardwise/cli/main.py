@@ -1,7 +1,7 @@
 """The program `cardwise`.
 
-Most commands only read; `doctor` creates probe pods, and `cordon`, `drain` and `defrag` change GPUs. A command loads
-only its own module, and `--help` loads no command's module, so that both start fast.
+Most commands only read; `doctor` creates probe pods, and `cordon`, `drain` and `defrag` change GPUs. To start fast, a
+command loads only its own module, and `--help` loads none of the commands' modules.
 """
 
 import sys

@@ -49,7 +49,7 @@ class _Denial:
         return "cardwise-view" if is_own_resource else "view"
 
     def is_in_namespace(self, command: str) -> bool:
-        """Whether the right is enough if it is granted in that namespace only."""
+        """Whether a grant of this right in that namespace alone is enough."""
         return bool(self.namespace) and command not in _ROLES and self.verb in _READ_VERBS
 
 
@@ -64,7 +64,7 @@ def describe_missing_right(error: "errors.Forbidden") -> str:
 
 
 def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
-    """Describe the missing right, and the command by which an administrator grants it to the user.
+    """Describe the missing right, and the command that an administrator runs to grant it.
 
     command: the command that ran; if a single role has all rights that the command needs, this role is proposed.
     """

@@ -1,4 +1,4 @@
-"""The extender's placement engine for a cluster as it was read, for commands that predict where it would place a pod.
+"""The extender's placement engine on a cluster that was read once, for commands that predict the placement of a pod.
 
 Imports numpy, so import this module only when it is needed.
 """

@@ -29,8 +29,8 @@ class Webhook:
     """The registration of the webhook.
 
     registered_at: when the webhook's configuration was created; None if the webhook is not registered.
-    exempt_namespaces: the namespaces whose pods the API server does not send to the webhook; if the webhook is not
-        registered yet, the namespaces that will be exempt.
+    exempt_namespaces: the namespaces whose pods the API server does not send to the webhook. Before the registration of
+        the webhook: the namespaces that will be exempt.
     """
 
     registered_at: datetime | None = None
@@ -38,7 +38,7 @@ class Webhook:
 
 
 def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
-    """Read the webhook's registration; None if its configuration may not be read. `namespace`: the namespace of
+    """Read the webhook's registration; None if reading its configuration is forbidden. `namespace`: the namespace of
     Cardwise.
     """
     try:
@@ -93,8 +93,8 @@ def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
 def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
     """The seconds without a leading extender; None if an extender is leader, or if it is unknown.
 
-    Infinite without a Lease: no extender was ever leader, or Cardwise was uninstalled. `namespace`: the namespace of
-    Cardwise.
+    Infinite if there is no Lease, because an extender never became leader or Cardwise was uninstalled. `namespace`: the
+    namespace of Cardwise.
     """
     try:
         lease = client.get(paths.leases(namespace, names.LEASE), managed_fields=True)

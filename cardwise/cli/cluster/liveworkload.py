@@ -153,5 +153,5 @@ def _add_pod(live_workload: LiveWorkload, pod: Json) -> bool:
 
 
 def describe_unlimited_loads(error: errors.Forbidden) -> str:
-    """A note that the free cpu and memory of nodes are unknown, since nodes or pods may not be read."""
+    """A note that the free cpu and memory of nodes are unknown, since reading nodes or pods is forbidden."""
     return f"assuming unlimited cpu and memory of nodes: {error.message}"

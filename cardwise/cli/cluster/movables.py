@@ -1,4 +1,4 @@
-"""Finds the pods that `cardwise defrag` may move: a controller recreates them, and nothing ties them to their node."""
+"""Finds the pods that `cardwise defrag` may move: a controller recreates them, and they can run on other nodes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ class MovablePods:
 
 
 def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_candidate: Callable[[Holding], bool]) -> MovablePods:
-    """Find the pods that may be moved. Only pods with cards for which `is_candidate` returns True are considered."""
+    """Find the pods that may be moved. Considers only pods whose cards pass `is_candidate`."""
     movable = MovablePods()
     for pod in facts.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))
@@ -144,7 +144,7 @@ def count_remaining_failures(job: Json | None) -> int | None:
     """Count the pods that a Job may lose by eviction before it fails. None: any number; 0 if the Job does not exist.
 
     An evicted pod counts as a failure, unless the Job's first rule ignores evictions. If each index has its own limit,
-    the number is 0, since the Job's status does not show how many failures an index may still have.
+    the number is 0, since the Job's status does not show the remaining failures of an index.
     """
     spec = (job or {}).get("spec") or {}
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
@@ -183,8 +183,8 @@ def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset
 def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
     """The tolerations that the webhook adds to every pod with a GPU request.
 
-    By default this is a toleration of NVIDIA's taint. A setting of the webhook may name more taints; then all pods with
-    cards tolerate them, so the tolerations that all of these pods have in common are returned too. Leaves out
+    By default this is a toleration of NVIDIA's taint. A setting of the webhook may name more taints, which all pods
+    with cards then tolerate. So the tolerations that these pods have in common are returned, too. Leaves out
     tolerations for nodes that are down or cordoned.
     """
     gpu_pods = [pod for pod in facts.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]

@@ -1,4 +1,4 @@
-"""Why a whole node takes no new pods, regardless of its cards: it is not ready, cordoned, or under pressure.
+"""Why a whole node takes no new pods, whatever cards it has: the node is unready, cordoned, or under pressure.
 
 Kubernetes puts taints on such nodes. Pods should not tolerate these taints; the node's state must change instead.
 """
@@ -38,7 +38,7 @@ _STATE_BY_CONDITION: Final = {  # the state by the type of a node's condition
 
 
 def state_of_taint(key: str) -> str | None:
-    """The node state for which Kubernetes sets a taint with this key; None for taints of users and other programs."""
+    """The node state that Kubernetes marks by a taint with this key; None for taints of users and other programs."""
     return _STATE_BY_TAINT.get(key)
 
 

@@ -57,8 +57,7 @@ class Event:
 
 
 def parse_event(manifest: Json) -> Event | None:
-    """Parse an Event; None if the Event's object has an invalid name or is in another namespace, or if the Event has no
-    time.
+    """Parse an Event; None if the Event lacks a time, or if its object has an invalid name or another namespace.
 
     Events about cluster-scoped objects, such as nodes, are in the namespace `default`.
     """
@@ -107,8 +106,8 @@ def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
 def last_warning(client: KubeClient, pod: Json) -> Event | None:
     """The newest warning about a bound pod whose containers do not start, such as a failed mount.
 
-    Leaves out messages of kube-scheduler, since they no longer apply, and the kubelet's messages about images, since
-    the pod's status contains them.
+    Leaves out two kinds of messages: those of kube-scheduler, which no longer apply, and the kubelet's messages about
+    images, which the pod's status contains.
     """
     metadata = pod["metadata"]
     events = _read_events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
@@ -121,7 +120,7 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
 
 
 def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
-    """Events about pods that the extender deleted because they were bound by a scheduler that does not call it."""
+    """Events about pods that the extender deleted because another scheduler had bound them without the extender."""
     events = _read_events(client, namespace, "reason", names.BOUND_WITHOUT_EXTENDER)
     return [event for event in events if event.kind == "Pod"]
 
@@ -159,5 +158,7 @@ def last_time(event: Json) -> str | None:
 
 
 def refusal_cause(refusal: str) -> str:
-    """Why a controller could not create a pod: its message without the pod's name, which differs at each attempt."""
+    """Why a controller failed to create a pod. The pod's name is removed from the message, because it differs at each
+    attempt.
+    """
     return _CREATION_ERROR_PREFIX.sub("", refusal, count=1)

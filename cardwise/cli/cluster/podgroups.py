@@ -34,7 +34,7 @@ class GangView:
     minimum: number of members that the gang needs; 0 if unknown.
     members: names of the gang's pods, without failed and deleted pods.
     bound: names of the members that are bound to a node.
-    waiting_for: names of the planned pods for which kube-scheduler has not called the extender yet.
+    waiting_for: names of the planned pods that still await kube-scheduler's call of the extender.
     reserved: the cards that are reserved for the gang, by node.
     since: when the gang's phase last changed.
     """

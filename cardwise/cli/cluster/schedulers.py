@@ -34,7 +34,7 @@ def scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
 
 
 def stopped_scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
-    """The schedulerName of the chart's own kube-scheduler if it has no ready pod, so that it places no pods."""
+    """The schedulerName of the chart's own kube-scheduler if none of its pods is ready. Then it places no pods."""
     return frozenset(
         _scheduler_name(deployment)
         for deployment in _select_own(deployments)

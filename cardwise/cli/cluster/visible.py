@@ -28,8 +28,8 @@ class ClassSummary:
     share: one unit of the class, in words.
     amounts: the AMOUNT_FIELDS of the class by their names in the status; None if the extender has not written them.
     priority: the priority of the class; "-" for an invalid class.
-    auto: "yes" if Cardwise created the class; "edited" if a user has changed it since, so that Cardwise no longer
-        changes it; "no" if a user created it; "-" for an invalid class.
+    auto: "yes" if Cardwise created the class; "edited" if a user has changed the class since; then Cardwise leaves it
+        as it is; "no" if a user created it; "-" for an invalid class.
     is_device_class: whether the class is for devices other than GPUs.
     """
 
@@ -54,7 +54,7 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class VisibleCluster:
-    """The GPU types, and the shares of pods in the user's namespace. Each is None if it may not be read."""
+    """The GPU types, and the shares of pods in the user's namespace. Each is None if reading it is forbidden."""
 
     namespace: str
     types: tuple[ClassSummary, ...] | None

@@ -1,4 +1,4 @@
-"""Reads workloads by the names that users type, their pods, and why their controllers have not created more pods."""
+"""Reads workloads by the names that users type, their pods, and the reasons why pods are missing."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,8 @@ class WorkloadState:
 
     pod_creators: the ReplicaSets or Jobs that create its pods; else the workload itself.
     refusal: the last refusal of a new pod; None without a refusal.
-    directly_bound: names of its pods that the extender has deleted recently, since another scheduler had bound them.
+    directly_bound: names of pods of the workload that another scheduler had bound, and that the extender has therefore
+        deleted recently.
     """
 
     kind: str
@@ -196,7 +197,7 @@ def describe_recreation(pod: Json, *, dropped_fields: Sequence[str] = ()) -> str
 
 
 def retry_command(namespace: str, creator: str) -> str:
-    """The command that makes a controller retry at once to create its pods, by a change of its object.
+    """The command that changes a controller's object, so that the controller retries at once to create its pods.
 
     creator: kind and name of the object, as arguments of kubectl.
     """
@@ -206,7 +207,7 @@ def retry_command(namespace: str, creator: str) -> str:
 
 
 def describe_replacement(pod: Json) -> str:
-    """Which pod replaces this pod after its deletion, as the end of a sentence."""
+    """The end of a sentence about the pod that replaces this pod after a deletion."""
     if is_bare(pod):
         return describe_recreation(pod)
     kind = str(controller_of(pod).get("kind") or "")
@@ -251,7 +252,7 @@ def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequenc
 
 
 def scheduler_message(pod: Json) -> str | None:
-    """Why kube-scheduler has not placed the pod; None if it has not reported since the pod's gates were removed."""
+    """Why kube-scheduler has not placed the pod; None until the first message after the removal of the pod's gates."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     condition: Json = next(
         (listed for listed in conditions if listed.get("type") == "PodScheduled" and listed.get("message")), {}
@@ -261,7 +262,7 @@ def scheduler_message(pod: Json) -> str | None:
 
 
 def deletion_time(metadata: Json) -> str:
-    """When the deletion of the object was requested: its deletionTimestamp, minus its grace period."""
+    """The time of the request to delete the object: deletionTimestamp minus grace period."""
     end, grace = metadata["deletionTimestamp"], int(metadata.get("deletionGracePeriodSeconds") or 0)
     grace_end = parse_timestamp(end)
     return str(end) if grace_end is None else format_timestamp(subtract_seconds(grace_end, _wrap_seconds(grace)))

@@ -1,4 +1,4 @@
-"""The commands: each has a file with the command's name, which contains its options and its steps.
+"""The commands. Each file has the name of its command, and contains the command's options and steps.
 
 Input: the arguments. Output: text, JSON, an exit status; a few commands change the cluster (`cordon`, `drain`,
 `defrag`, the probe pods of `doctor`).

@@ -1,7 +1,7 @@
-"""`cardwise defrag`: finds the pods to move so that a big request fits again, and moves them one at a time.
+"""`cardwise defrag`: finds pods to move until a big request fits again, and moves them one at a time.
 
 `cardwise.core.defrag.defrag` searches for the pods with the extender's engine. Both are imported only when the command
-runs, so that other commands do not wait for numpy.
+runs. Otherwise all other commands would wait for numpy.
 """
 
 import re

@@ -34,9 +34,9 @@ def doctor(
 ) -> None:
     """Diagnose the installation and suggest fixes.
 
-    Creates probe pods in the namespace of Cardwise: one with a share of 1 MiB, whose image is never pulled, and one
-    without a GPU request per GPU node, to check that it cannot see a GPU. A dry run tests admission in the namespace of
-    -n; with --before-install in the namespace of --cardwise-namespace. Exits with 1 if there is a problem.
+    Creates probe pods in the namespace of Cardwise. One has a share of 1 MiB; its image is never pulled. On each GPU
+    node, another pod without a GPU request checks that it cannot see a GPU. A dry run tests admission in the namespace
+    of -n; with --before-install in the namespace of --cardwise-namespace. Exits with 1 if there is a problem.
     """
     client = options.load_client()
     if before_install:

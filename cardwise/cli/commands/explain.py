@@ -1,4 +1,4 @@
-"""`cardwise explain`: why a pod, or the pods of a workload, are pending, or why they run where they run."""
+"""`cardwise explain`: why a pod is pending, or why it runs on its node; also for the pods of a workload."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, target:
     """Explain why a pod waits, or why it is on its GPU.
 
     For a workload: a summary of its pods and why the first pending one waits. KIND is pod, deployment, statefulset,
-    job, cronjob, replicaset or daemonset, or kubectl's abbreviation of one. Without KIND, NAME is a pod or, if there
-    is none, a workload.
+    job, cronjob, replicaset or daemonset, or kubectl's abbreviation of one. Without KIND, NAME is a pod, or a workload
+    if no pod has this name.
     """
     kind, name = _parse_target(target)
     client = options.load_client()
@@ -97,8 +97,8 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str | None, str]:
 def find_target(client: KubeClient, kind: str | None, namespace: str, name: str) -> tuple[str, Json] | None:
     """Read the target; None if it does not exist.
 
-    Raises KubeError. Raises Forbidden if the user may not read objects of this kind or, without a kind, may not read
-    pods and no workload has this name.
+    Raises KubeError. Raises Forbidden if the user lacks the right to read objects of this kind. If no kind is given: if
+    the user lacks the right to read pods, and no workload has this name.
     """
     refusal = None
     for candidate_kind in (kind,) if kind else workloads.KINDS:

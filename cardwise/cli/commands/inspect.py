@@ -1,6 +1,6 @@
 """`cardwise inspect`: GPUs and the pods on them, in the layout of `kubectl inspect gpushare`.
 
-The modules that read and print are imported when the command runs, so that `--help` does not wait for them.
+The modules that read and print are imported when the command runs, so `--help` starts without them.
 """
 
 import click

@@ -1,7 +1,7 @@
 """`cardwise nodes`: each node's GPUs and free memory, and how much of the free memory is fragmented.
 
-`cardwise.core.defrag.fragmentation` measures fragmentation. This module is imported only when the command runs, so that
-other commands do not wait for numpy.
+`cardwise.core.defrag.fragmentation` measures fragmentation. This module is imported only when the command runs.
+Otherwise all other commands would wait for numpy.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -61,7 +61,8 @@ class NodeSummary:
 class ClusterSummary:
     """All nodes, sorted by name.
 
-    fragmentation_basis: the pods for which fragmentation is measured: "learned" or "running"; None if both are unknown.
+    fragmentation_basis: the expected pods that the fragmentation is computed for: "learned" or "running"; None if both
+        are unknown.
     notes: which numbers are inexact, and why.
     """
 

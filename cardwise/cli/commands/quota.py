@@ -1,4 +1,4 @@
-"""`cardwise quota`: how much of which GPUs a namespace may use, how much it uses, and which pods use it."""
+"""`cardwise quota`: the GPU quotas of a namespace, the used amounts, and the pods that use them."""
 
 import click
 

@@ -1,6 +1,6 @@
 """The options of `cardwise simulate`.
 
-The simulation is imported only when the command runs, so that other commands do not wait for numpy.
+The simulation is imported only when the command runs. Otherwise all other commands would wait for numpy.
 """
 
 import math

@@ -178,7 +178,7 @@ def _is_control_plane(node: Json) -> bool:
 
 
 def check_gpu_nodes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Report the nodes on which the device plugin would run."""
+    """Report the nodes that would run the device plugin."""
     if "nodes" in cluster_facts.unread_kinds:
         return
     labelled_nodes = [node["metadata"]["name"] for node in _list_labelled_nodes(cluster_facts)]
@@ -258,7 +258,7 @@ def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Propose `nodes.runtimeClass` and `policies.runtimeClasses`.
 
     `nodes.runtimeClass` is the RuntimeClass that gives the device plugin the driver. `policies.runtimeClasses` are the
-    RuntimeClasses that pods without a share must not use.
+    RuntimeClasses that only pods with a share may use.
     """
     if "runtimeclasses" in cluster_facts.unread_kinds:
         return

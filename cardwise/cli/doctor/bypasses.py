@@ -42,7 +42,7 @@ _INFRASTRUCTURE_REMEDY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """A reason for which a policy would refuse a pod, and its remedy before the installation."""
+    """A reason why a policy would refuse a pod, and the remedy before the installation."""
 
     text: str
     remedy: str
@@ -68,7 +68,7 @@ OPEN_CONTAINER_BYPASS: Final = Bypass(
 
 
 def find_bypasses(spec: Json) -> Iterator[Bypass]:
-    """Yield each reason for which a policy would refuse a new pod with this spec."""
+    """Yield each reason why a policy would refuse a new pod with this spec."""
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     requests_gpu = any(_is_own_resource(name) for container in containers for name in _requested_resources(container))
     if any(map(_opens_cards_by_env, containers)):

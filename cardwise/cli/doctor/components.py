@@ -63,8 +63,8 @@ def check_namespace(facts: Facts) -> Iterator[Finding]:
     """Check that Cardwise's namespace exists and is the one that the user named.
 
     Cardwise's namespace is that of the webhook's Service, since only administrators write the webhook's configuration.
-    Without the configuration, workloads with the chart's label are a hint. The finding from this hint has no command as
-    its remedy, because every tenant can give a workload this label.
+    Without the configuration, workloads with the chart's label are a hint. The remedy of this finding is not a command,
+    because every tenant can give a workload this label.
     """
     given_namespace = facts.cardwise_namespace
     used_namespaces = service_namespaces(facts)
@@ -134,8 +134,8 @@ def check_definitions(facts: Facts) -> Iterator[Finding]:
 def check_webhooks(facts: Facts) -> Iterator[Finding]:
     """Check the webhook configurations.
 
-    Cardwise's configurations must have the CA that the webhook writes into them when it starts. Mutating webhooks of
-    other projects that run after Cardwise's webhook are reported.
+    Cardwise's configurations must have the CA. The webhook writes it into them at its start. Mutating webhooks of other
+    projects that run after Cardwise's webhook are reported.
     """
     if facts.unread_kinds.keys() & {"mutating_webhooks", "validating_webhooks"}:
         return
@@ -185,7 +185,7 @@ def _changes_new_pods(hook: Json) -> bool:
 def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     """Check that not every pod can connect to the webhook.
 
-    Every pod can connect if the webhook requires no client certificate, and no NetworkPolicy restricts its clients.
+    Every pod can connect if the webhook accepts clients without a certificate and NetworkPolicies allow all clients.
     """
     webhook = next((listed for listed in facts.deployments if listed["metadata"]["name"] == installation.WEBHOOK), None)
     if webhook is None or "networkpolicies" in facts.unread_kinds:

@@ -1,4 +1,4 @@
-"""Checks on each node with GPUs that a pod without a GPU request gets no GPU.
+"""Checks on each GPU node that pods see a GPU only if they request one.
 
 NVIDIA's runtime gives GPUs to a container whose environment requests GPUs, if a file on the node allows that. The probe
 pod requests GPUs as a CUDA image does: it sets only `CUDA_VERSION`, which means all GPUs. Then the probe lists the
@@ -51,7 +51,7 @@ def check_exposure(
     image: str = "",
     clock: Clock = SYSTEM,
 ) -> Iterator[Finding]:
-    """Check that a pod without a GPU request gets no GPU on any node.
+    """Check on each node that pods see a GPU only if they request one.
 
     namespace: the namespace of the dry runs.
     cardwise_namespace: the namespace of Cardwise.

@@ -1,4 +1,4 @@
-"""Checks of ResourceClasses without GPUs, and of ResourceQuotas that do not count some requests."""
+"""Checks of ResourceClasses without GPUs, and of ResourceQuotas that miss some requests."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

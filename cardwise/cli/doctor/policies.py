@@ -1,7 +1,7 @@
 """Checks that the chart's admission policies are enforced.
 
-Without a binding with the action Deny, a policy refuses nothing. If the policy or the binding was narrowed, the policy
-refuses fewer pods. The expressions of the policies are not compared with those of the chart.
+A policy refuses pods only if it has a binding with the action Deny. If the policy or the binding was narrowed, the
+policy refuses fewer pods. The expressions of the policies are not compared with those of the chart.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,13 +1,13 @@
 """Checks by a probe pod that the API server calls the webhook, and that kube-scheduler calls the extender.
 
-The probe requests 1 MiB, with the default MPS setting of the user's namespace. First it is created by dry run in this
-namespace, which shows whether the webhook is called. Then it is created in Cardwise's namespace, where no team's quota
-counts it, with the changes of Cardwise's webhook but without those of other webhooks. The probe has the chart's
+The probe requests 1 MiB, with the default MPS setting of the user's namespace. First the probe is created by dry run in
+this namespace. This shows whether the webhook is called. Then it is created in Cardwise's namespace, outside the quotas
+of teams. It has the changes of Cardwise's webhook, but not those of other webhooks. The probe has the chart's
 PriorityClass for probes: the lowest priority, without preemption. The cluster's default priority might be higher than
 that of users' pods.
 
 The probe's image is never pulled, so no container starts. The probe is always deleted, but not by force: after a normal
-deletion its card is free at once, after a forced deletion only half a minute later.
+deletion its card is free at once. After a forced deletion, the card is free half a minute later.
 """
 
 import secrets

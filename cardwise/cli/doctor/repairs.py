@@ -1,4 +1,4 @@
-"""The commands that findings print as remedies: each can be run as it is printed, for this installation."""
+"""The commands that findings print as remedies. Each can be copied and run for this installation."""
 
 import re
 from collections.abc import Sequence

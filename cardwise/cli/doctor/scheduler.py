@@ -75,9 +75,10 @@ def check_unconfigured_control_planes(facts: Facts) -> Iterator[Finding]:
 def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
     """Find pods that the extender deleted because another scheduler had bound them. Their owners saw them disappear.
 
-    Doctor's own pods are left out, because the check that created them has reported them. The Events are in users'
-    namespaces, and users may have written them. So the finding is only a warning. Its remedy is the command that
-    configures kube-scheduler only if kube-scheduler's configuration shows that it does not call the extender.
+    Doctor's own pods are left out, because another check has created and reported them. The Events are in users'
+    namespaces, and users may have written them. So the finding is only a warning. The remedy depends on
+    kube-scheduler's configuration: only if it shows that the extender is not called, the remedy is the command that
+    configures kube-scheduler.
     """
     recent_events = [
         event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _EVENT_MAX_AGE)

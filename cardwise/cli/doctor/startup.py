@@ -1,8 +1,8 @@
 """Checks that the pods of Cardwise's own components are created, start, and keep running.
 
-Kubernetes reports the cause of a failure in three places: an event of the controller whose pods are refused, the state
-and the last termination of a container (with the end of its log, `terminationMessagePolicy`), and an event of a pod
-without a started container. Pods with the same cause share one finding.
+Kubernetes reports the cause of a failure in three places. If pods are refused, it is an event of their controller. If
+containers fail, it is their state and last termination (with the end of the log, `terminationMessagePolicy`). If no
+container has started, it is an event of the pod. Pods with the same cause share one finding.
 """
 
 import json
@@ -133,7 +133,7 @@ def desired_replicas(deployment: Json) -> int:
 
 
 def check_unready_pods(facts: Facts) -> Iterator[Finding]:
-    """Find pods of Cardwise's components that crash, do not start, or are not ready."""
+    """Find pods of Cardwise's components that crash, hang before their start, or stay unready."""
     pods_by_fault: dict[_Fault, list[Json]] = {}
     ready_components: set[str] = set()
     for pod in facts.own_pods:
@@ -153,7 +153,7 @@ def check_unready_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def is_faulty(facts: Facts, component: str) -> bool:
-    """Whether pods of this component are not created, do not start or crash, so that the component does not work."""
+    """Whether the component fails because its pods are refused, hang before their start, or crash."""
     has_refused_pods = any(f"{_NAME_PREFIX}{component}" in finding.text for finding in check_uncreated_pods(facts))
     pods = [pod for pod in facts.own_pods if labels_of(pod).get(_COMPONENT) == component]
     return has_refused_pods or any(_find_fault(facts, component, pod) is not None for pod in pods)

@@ -1,5 +1,5 @@
-"""Checks for pods that stay pending: those created without the webhook, and those that demand a memory tier which no
-GPU has.
+"""Checks for pods that stay pending, because they were created without the webhook, or because they demand a memory
+tier that no GPU has.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +26,8 @@ _TIERS_PAGE: Final = "docs/reference/mps-pods.md#the-annotation"
 def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
     """Find pending pods that the webhook has not rewritten.
 
-    Such pods were created before the webhook was installed, while its configuration was missing, or in a namespace for
-    which the webhook is not called.
+    Such pods were created before the installation of the webhook, while its configuration was missing, or in an exempt
+    namespace.
     """
     exempt_names = exempt_namespaces(facts)
     unrewritten_pods = [pod for pod in facts.pending_pods if not _is_rewritten(pod)]

@@ -40,8 +40,8 @@ class PodContext:
 
     nodes: decoded Nodes; None if they may not be read.
     former_replicas: names of pods that the pod's Deployment created before its last change.
-    hopeless_pods: names of pods whose deletion would not help. They belong to the pod's own gang or controller, so a
-        deleted pod would be recreated and wait beside this pod.
+    hopeless_pods: names of pods whose deletion would not help. They belong to the pod's own gang or controller. If one
+        of them were deleted, it would be recreated and wait beside this pod.
     bare: UIDs of pods that no controller recreates.
     pending_members: the requests of the other pending pods of the gang, by pod name.
     reachable_nodes: the nodes that each pending pod of the gang may use, by pod name; unknown for pods that are missing
@@ -52,7 +52,8 @@ class PodContext:
     schedulers: the names of the chart's own kube-schedulers; None if unknown.
     stopped_schedulers: the names in `schedulers` whose kube-scheduler does not run.
     webhook: the state of the webhook; None if unknown or not needed.
-    leaderless_seconds: seconds without a leading extender; infinite if no extender ever was leader; None if one is.
+    leaderless_seconds: seconds without a leading extender; None if an extender is leader; infinite if there never was a
+        leader.
     directly_bound: pods of the namespace that the extender deleted recently because another scheduler had bound them.
     quotas: the GPUQuotas of the namespace from their statuses, for users without the right to read cards.
     warning: the newest warning event about a bound pod whose containers have not started.
@@ -99,7 +100,7 @@ class PodContext:
 
 
 def explain_node_state(pod: Json, context: PodContext) -> list[str]:
-    """Explain in one line a fault of a placed pod's node; empty without a fault, or if the node may not be read."""
+    """Explain in one line a fault of a placed pod's node; empty if the node has no fault or reading it is forbidden."""
     name = pod["spec"]["nodeName"]
     if context.nodes is None:
         return []
@@ -154,7 +155,7 @@ def explain_not_rewritten(pod: Json, context: PodContext) -> str:
 
 
 def daemonset_node(pod: Json) -> str | None:
-    """Return the node for which a DaemonSet created the pod; None for other pods."""
+    """Return the node that a DaemonSet chose for the pod; None for other pods."""
     required_affinity = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
         nodeconstraints.REQUIRED_AFFINITY_FIELD
     ) or {}
@@ -171,7 +172,7 @@ def daemonset_node(pod: Json) -> str | None:
 
 
 def explain_daemonset_node(name: str, context: PodContext, *, has_devices: bool) -> list[str]:
-    """Explain the state of the node for which a DaemonSet created a pod.
+    """Explain the state of the node that a DaemonSet chose for a pod.
 
     has_devices: whether the node has cards or devices.
     """
@@ -309,7 +310,7 @@ def explain_gang(view: GangView) -> list[str]:
 
 
 def explain_avoided_nodes(pod: Json, card_nodes: Sequence[str], context: PodContext) -> list[str]:
-    """Name the nodes with cards that the pod cannot use, and explain which of these nodes take no pods.
+    """Name the nodes with cards that the pod cannot use, and explain which of these nodes are closed to all pods.
 
     Empty if the pod can use all nodes with cards.
     """

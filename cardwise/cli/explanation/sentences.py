@@ -54,7 +54,7 @@ def explain_pod(
 ) -> str:
     """Return the whole explanation of one pod (decoded JSON) in the cluster as it was read.
 
-    cluster_state: None if cards may not be read; then only the pod itself is explained.
+    cluster_state: None if reading cards is forbidden; then only the pod itself is explained.
     gang_lines: the sentences about its gang.
     settings: the extender's published settings.
     """

@@ -2,7 +2,7 @@
 
 The layout is that of gpushare (gpushare-device-plugin `cmd/inspect/display.go`), because people and scripts know it.
 There are two differences: cards of different sizes in one node show their own size, and nodes are sorted by name.
-Devices that are not GPUs have a table of their own, because they have no memory to add up.
+Devices other than GPUs have a separate table, because they have no memory to add up.
 """
 
 from collections.abc import Callable, Mapping, Sequence

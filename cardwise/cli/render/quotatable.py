@@ -1,4 +1,4 @@
-"""The tables of `cardwise quota`: how much of which GPUs a namespace may use, how much it uses, and which pods use it.
+"""The tables of `cardwise quota`: the GPU quotas of a namespace, the used amounts, and the pods that use them.
 
 GPUQuotas count the amounts that pods hold. The tables also show the entries of Kubernetes' ResourceQuotas that count
 requests of Cardwise's resources, because a pod must fit both kinds of quotas.

@@ -126,7 +126,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 def as_json(
     workloads: Sequence[SimulatedWorkload], runs: Sequence[SimulationRun], outcomes: Sequence[FillResult | ChurnResult]
 ) -> list[dict[str, Any]]:
-    """Return the runs as JSON. Their durations are left out, so that the same seeds give the same text."""
+    """Return the runs as JSON. Durations are left out, so the same seeds always give the same text."""
     return [
         {
             "trace": workloads[run.workload].name,

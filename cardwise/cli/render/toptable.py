@@ -90,7 +90,7 @@ def _wide_row(card: CardUsage) -> list[str]:
 
 
 def draw_bar(part: int, whole: int) -> str:
-    """Draw a bar, which is full only if nothing is free, and empty only if nothing is granted."""
+    """Draw a bar. It looks full only if all memory is granted, and empty only if all memory is free."""
     marks = min(_BAR_WIDTH, part * _BAR_WIDTH // whole) if whole else 0
     if part > 0:
         marks = max(1, marks)

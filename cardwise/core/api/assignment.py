@@ -1,8 +1,8 @@
 """The codec of an assignment: the cards and amounts of each container, and its devices, as pod annotations.
 
-The annotations are the source of truth of every assignment (docs/architecture.md, State): bind writes them, and all
-readers use this module. gpushare's own five annotations are written too; they are read only for pods of a former
-installation of gpushare (gpushare-scheduler-extender `pkg/utils/pod.go`).
+The annotations are the source of truth of every assignment (docs/architecture.md, State). Bind writes them, and all
+readers use this module. Bind also writes gpushare's five annotations (gpushare-scheduler-extender `pkg/utils/pod.go`).
+They are read only for pods of a former installation of gpushare.
 """
 
 import json
@@ -133,8 +133,8 @@ class Assignment:
     def card_uses(self) -> tuple[CardUse, ...]:
         """The shares summed by card.
 
-        A pod may have a share in each of hundreds of containers, but has few cards. So sums of many pods are computed
-        from these, and they are computed once.
+        A pod may have a share in each of hundreds of containers, but has few cards. Sums of many pods are computed from
+        the card uses, which are computed once.
         """
         if self._card_uses:
             return self._card_uses
@@ -184,13 +184,13 @@ class Assignment:
     def excess_over(self, other: "Assignment") -> "Assignment | None":
         """The part of this assignment that exceeds `other`, by card and device; None if nothing does.
 
-        A pod with two assignments on a node (etcd was restored from a backup) holds the first one and the excess of
-        the second: only the containers of one of them run, and the extender does not know of which.
+        A pod with two assignments on a node (etcd was restored from a backup) holds the first one and the excess of the
+        second. The containers of only one assignment run, and the extender does not know which one.
 
         Example: 4096 MiB on card A and 8192 on B exceed 8192 on A and 4096 on B by 4096 MiB on B.
 
-        For each card, the excess has the shares that this assignment has in addition to those of `other`, and at least
-        one if MiB or percent exceed. The first of these shares has all additional MiB and percent.
+        For each card, the excess has as many shares as this assignment has more than `other`, and at least one share if
+        MiB or percent exceed. The first of these shares has all additional MiB and percent.
         """
         other_uses = {use.uuid: use for use in other.card_uses()}
         excess = {
@@ -243,14 +243,14 @@ class _Excess(NamedTuple):
 
 
 def fraction(limit: MiB, total: MiB) -> str:
-    """Limit / total, rounded down to 4 decimal places, so that a framework never takes more than its share."""
+    """Limit / total, rounded down to 4 decimal places: a framework must not take more than its share."""
     ten_thousandths = limit * 10_000 // total
     return f"{ten_thousandths // 10_000}.{ten_thousandths % 10_000:04d}"
 
 
 def per_card_limit(shares: tuple[CardShare, ...]) -> tuple[MiB, str]:
     """The container's memory limit in MiB and as a fraction of a card. Both apply to each of the container's cards, so
-    they are those of its smallest share.
+    both are computed from the smallest share.
     """
     tightest = min(shares, key=lambda share: share.mem * 10_000 // share.total)
     return MiB(min(share.mem for share in shares)), fraction(tightest.mem, tightest.total)

@@ -1,4 +1,4 @@
-"""The extender's limits per card, as it writes them into its ConfigMap for the command line."""
+"""The extender's limits per card, in the format of the ConfigMap that the command line reads."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The versions from which container runtimes support CDI devices, for the device plugin and for messages."""
+"""The first versions of container runtimes that support CDI devices, for the device plugin and for messages."""
 
 import re
 from typing import Final

@@ -3,9 +3,9 @@
 A class is parsed once; the classes of every card are computed again whenever cards or classes change.
 A class contains either GPUs or other devices. It cannot contain both, because a unit would have two meanings.
 
-The automatic class of a model exists as soon as a card of the model is known, with or without its ResourceClass object:
-a quota on the class must apply before the object is created and after it was deleted. Once a user has created or edited
-a class with this name, only the selector of that class decides.
+The automatic class of a model exists as soon as a card of the model is known, even while its ResourceClass object is
+missing. Otherwise a quota on the class would not apply before the creation and after the deletion of the object. Once a
+user has created or edited a class with this name, only the selector of that class decides.
 """
 
 import json
@@ -110,8 +110,8 @@ class Classifier:
         return names_of_classes
 
     def automatic_class_of(self, model: str) -> frozenset[str]:
-        """The automatic class of a model's cards, with or without its object; empty if a user's class has this name:
-        then the selector of the user's class decides.
+        """The automatic class of a model's cards, even while its object is missing. Empty if a user's class has this
+        name, since then the selector of that class decides.
         """
         automatic = self._class_of_model.get(model)
         if automatic is None:
@@ -152,8 +152,8 @@ def labels(
     own: Mapping[str, str],
     kind: str = GPU_KIND,
 ) -> dict[str, str]:
-    """The labels that selectors see on a card or on another device; keys in lower case. A device that is not a GPU has
-    no label for memory.
+    """The labels that selectors see on a card or on another device; keys in lower case. Only GPUs have a label for
+    memory.
 
     own: the labels of the card's ExtendedResource. `names.NODE_LABEL` is left out, because `node` has the same value.
     """

@@ -48,7 +48,7 @@ def count_nvidia_gpus(capacity: Mapping[str, str]) -> int:
 
 
 def nvidia_plugin_problem(nvidia_gpus: int) -> str | None:
-    """Why Cardwise shares no card of a node on which NVIDIA's device plugin offers so many GPUs; None for 0."""
+    """Why Cardwise shares no card of the node: NVIDIA's device plugin offers this number of GPUs there; None for 0."""
     if not nvidia_gpus:
         return None
     return (
@@ -58,5 +58,5 @@ def nvidia_plugin_problem(nvidia_gpus: int) -> str | None:
 
 
 def upgrade_label(labels: Mapping[str, str]) -> str | None:
-    """The label, as KEY=VALUE, by which the GPU Operator shows that it replaces the node's driver; None if absent."""
+    """The label, as KEY=VALUE, that the GPU Operator sets while it replaces the node's driver; None if absent."""
     return next((f"{key}={state}" for key, state in UPGRADE_LABELS.items() if labels.get(key) == state), None)

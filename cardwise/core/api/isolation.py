@@ -54,10 +54,9 @@ class ComputeTier(StrEnum):
 class Isolation(StrEnum):
     """What a pod demands, from the annotation `names.ISOLATION`; the weakest first.
 
-    NONE: the pod must run without MPS.
-    ADVISORY: the best that the card offers.
-    MPS: at least MPS. The driver's limit is stricter, so it meets this demand too.
-    KERNEL: the driver's limit. MPS is used as well where the card has it.
+    NONE: the pod must run without MPS. ADVISORY: the best that the card offers. MPS: at least MPS. The driver's limit
+    is stricter than this demand, and so meets it. KERNEL: the driver's limit. MPS is used as well where the card has
+    it.
     """
 
     NONE = "none"
@@ -123,7 +122,8 @@ def is_met(demand: Isolation, *, whole: bool, has_mps: bool, has_kernel_limit: b
 class Tiers:
     """The tiers that a container gets which starts on the card now.
 
-    memory_reason, compute_reason: why the tier is not stronger, or what is not certain about it; "" for nothing.
+    memory_reason, compute_reason: why a stronger tier is not possible, or which fact about this tier is uncertain; ""
+        for nothing.
     """
 
     memory: MemoryTier
@@ -152,8 +152,8 @@ def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tie
     driver: the version of the node's driver; "" if unknown.
     has_cdi: whether containers get the card by CDI. The limit of the driver is set through CDI.
 
-    In a state that ends by itself (Starting, Down) no container starts, except with MPS once it is ready again. So the
-    tier is that of MPS.
+    In a state that ends by itself (Starting, Down), containers wait until MPS is ready again. So the tier is that of
+    MPS.
     """
     if mps_state in _SERVED_BY_MPS:
         without_mps, compute = "", ComputeTier.MPS

@@ -112,7 +112,7 @@ class Status:
 
     since: when the state began; wall time in seconds.
     checked: when the manager last checked MPS; CLOCK_BOOTTIME in seconds.
-    valid_seconds: the age of `checked`, in seconds, from which on no container starts.
+    valid_seconds: the maximum age of `checked`, in seconds. If `checked` is older, containers wait.
     """
 
     uuids: tuple[str, ...]
@@ -175,8 +175,8 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
 def ceiling(shares: Sequence[MiB]) -> MiB:
     """The memory limit of a daemon, in MiB, that allows each of these shares.
 
-    From 1 GiB on, whole GiB: daemons report a limit of `8138M` as `7G`, and a limit counts only if the daemon reports
-    it as written.
+    From 1 GiB on, whole GiB. A limit counts only if the daemon reports it as written, but daemons report `8138M` as
+    `7G`.
     """
     largest = max([*shares, MIN_CEILING_MIB])
     return MiB(largest) if largest < _MIB_PER_GIB else MiB(-(-largest // _MIB_PER_GIB) * _MIB_PER_GIB)
@@ -216,7 +216,7 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
     percent: of a card's SMs; None for no limit.
 
     With several cards there is no memory limit in the environment, and only the daemon's ceilings apply. Otherwise a
-    process that uses only some of the cards would have a limit for a card that it does not see, and then MPS lifts all
+    process that uses only some of the cards would have a limit for an invisible card. In that case MPS lifts all
     limits.
     """
     variables = {PIPE_ENV: CONTAINER_PIPE}
@@ -264,8 +264,8 @@ def start_problem(
 def is_stale(status: Status, now: float) -> bool:
     """Whether the state is too old for starting containers. `now`: CLOCK_BOOTTIME, in seconds.
 
-    UNAVAILABLE never becomes stale: it ends only after the manager has replaced the state file and then has found no
-    pod on the card.
+    UNAVAILABLE never becomes stale. It ends only when the manager has replaced the state file and has then found the
+    card empty of pods.
     """
     return status.state in (MpsState.READY, MpsState.OFF) and now - status.checked > status.valid_seconds
 

@@ -1,6 +1,6 @@
 """All names that leave the process: resources, annotations, labels, environment variables, paths.
 
-They are in one module, because users, charts, policies and other programs depend on the spelling; a test compares the
+They are in one module, because users, charts, policies and other programs depend on the spelling. A test compares the
 chart and the docs with this module. gpushare's names are spelled exactly as in gpushare (gpushare-scheduler-extender
 `pkg/utils/const.go`).
 """

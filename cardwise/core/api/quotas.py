@@ -103,7 +103,7 @@ class Headroom:
     cards: int | None
 
     def has_room_for(self, charge: Charge) -> bool:
-        """Whether the charge fits. An amount that the charge does not use does not matter."""
+        """Whether the charge fits. Only amounts that the charge uses matter."""
         return (
             (self.shares is None or not charge.shares or charge.shares <= self.shares)
             and (self.memory is None or not charge.memory or charge.memory <= self.memory)
@@ -133,7 +133,7 @@ class Headroom:
 class GPUQuota:
     """One GPUQuota.
 
-    refuse: the webhook refuses pods that exceed the quota at their creation; otherwise they stay pending.
+    refuse: whether the webhook refuses pods that exceed the quota at their creation; if not, they stay pending.
     """
 
     namespace: str
@@ -232,7 +232,7 @@ def selection(entry: QuotaEntry) -> dict[str, str]:
 
 
 def title(entry: QuotaEntry) -> str:
-    """The entry's selection, as text for users: its class, its model, or "all GPUs"."""
+    """The GPUs of the entry, as text for users: a class, a model, or "all GPUs"."""
     return sanitize_message(entry.resource_class or entry.model, _MAX_TITLE_BYTES) or "all GPUs"
 
 
@@ -246,9 +246,7 @@ def limits(entry: QuotaEntry, used: Charge, requested: Charge = NO_CHARGE) -> li
 
 
 def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[Limit]:
-    """The limits that `used` and `requested` together would exceed. Limits on amounts that are not requested do not
-    matter.
-    """
+    """The limits that `used` and `requested` together would exceed. Only limits on requested amounts matter."""
     return [
         limit
         for limit in limits(entry, used, requested)

@@ -1,7 +1,7 @@
 """Parses a pod's request of cards and devices: from its JSON to a `PodRequest`.
 
-No other module reads these requests. `parse` returns a complete request, or None if the pod requests nothing of
-Cardwise, or raises `InvalidRequest` with the field and the remedy.
+No other module reads these requests. `parse` returns a complete request; None if the pod requests nothing of Cardwise.
+It raises `InvalidRequest` with the field and the remedy.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -117,8 +117,8 @@ class PodRequest:
 
     @property
     def has_whole_cards_only(self) -> bool:
-        """Whether no other pod can use a card of the pod. Its cards meet each demand of isolation, and it runs without
-        MPS, except through a daemon that serves all cards of the node.
+        """Whether no other pod can use a card of the pod. Such a pod meets each demand of isolation. It runs without
+        MPS, unless a daemon serves all cards of the node.
         """
         return all(container.whole for container in self.containers)
 

@@ -1,8 +1,8 @@
 """The extender stanzas of a KubeSchedulerConfiguration.
 
 There are two stanzas, because the timeouts differ. Filter, prioritize and preempt take milliseconds and have a short
-timeout, so that a hung extender does not stall kube-scheduler. Bind may take long. kube-scheduler allows each resource
-in one stanza only.
+timeout: a hung extender must not stall kube-scheduler. Bind may take long. kube-scheduler allows each resource in one
+stanza only.
 """
 
 from typing import Any

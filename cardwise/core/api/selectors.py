@@ -67,7 +67,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Alternatives, at least one of which must match; an alternative matches if all its conditions do."""
+    """Alternatives, of which at least one must match. An alternative matches if all its conditions match."""
 
     alternatives: tuple[tuple[Expression, ...], ...]
 

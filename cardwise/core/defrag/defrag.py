@@ -1,10 +1,10 @@
-"""Defragmentation: finds the fewest pods to move so that a big request fits.
+"""Defragmentation: finds the fewest moves of pods after which a big request fits.
 
 The placement engine chooses where each moved pod goes, so moves are simulated with the engine (`moving`). There are two
 searches: in the first, any pod may take the cards that pods leave; in the second, these cards are cordoned until all
 pods have moved. The plan with fewer moves is taken. In small cases all plans are tried. Otherwise a greedy search
-clears node after node, each time the node on which the fewest pods must move (`preemption`); `MovePlan.min_moves` is
-then a lower bound.
+clears node after node, and each time takes the node with the fewest pods to move (`preemption`); `MovePlan.min_moves`
+is then a lower bound.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -30,7 +30,7 @@ class MovePlan:
     fit_counts: how many of the goal's pods fit now, and after each move. If the last number is below the goal, no plan
         was found.
     min_moves: a lower bound: no plan has fewer moves.
-    is_exhaustive: whether all plans were tried. If they were and no plan was found, no plan exists.
+    is_exhaustive: whether all plans were tried. If all were tried without a result, no plan exists.
     cordons: whether the cards of each moved pod are cordoned from before its move until all pods have moved.
     """
 
@@ -59,8 +59,8 @@ def plan(
 
     max_moves: None for no limit.
     effort: the number of placements that may be tried.
-    cordon: whether cards may be cordoned during the moves. The plan uses this only if it saves moves, or if there is no
-        other plan.
+    cordon: whether cards may be cordoned during the moves. Such moves are used only if they save other moves, or if
+        there is no other plan.
     """
     current_count = world.count_fitting(goal)
     if current_count >= goal.count:

@@ -1,8 +1,8 @@
 """Capacity: an upper bound of how many pods of one shape fit on the nodes, kept up to date while nodes change.
 
-The bound counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. It ignores
-kube-scheduler's constraints, quotas, MPS and devices, since these can only lower the number. So if the bound is too
-small for a gang, the gang cannot be placed. Only nodes that have changed are counted again, even if a newer
+The bound counts the memory, the kinds and the number of free cards, and the free cpu and memory of nodes. The bound
+ignores kube-scheduler's constraints, quotas, MPS and devices, since these can only lower the number. So if the bound is
+too small for a gang, the gang cannot be placed. Only nodes that have changed are counted again, even if a newer
 snapshot replaces the former one (`move_to`).
 """
 
@@ -179,8 +179,8 @@ class Capacities:
         self._set_cluster(ledger, loads)
 
     def move_to(self, ledger: Ledger, loads: LoadsByNode) -> None:
-        """Use this newer snapshot for all counts from now on. The nodes that changed between the two, or in the former
-        snapshot after it was taken, are counted again.
+        """Use this newer snapshot for all counts from now on. Two kinds of nodes are counted again: nodes that differ
+        between the two snapshots, and nodes that a planner has changed in the former snapshot.
         """
         start, former = self._start, (self._ledger, self._loads)
         if self._ledger.kinds.changes != self._start_kinds:

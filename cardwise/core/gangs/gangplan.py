@@ -12,10 +12,10 @@ for a: b gets n1, and a gets n2.
 
 Effort is counted in card requests: scoring a node for a pod with 8 card requests is a work of 8. Equal members form one
 kind, and a node is scored once for each kind. A kind of pods with several card requests is scored on twice as many
-nodes as it has members, or on more if `_MAX_WORK` allows more. Other kinds are scored on the nodes that the policy
-prefers. All nodes are scored if the preferred nodes are too few, or if the policy ranks nodes (`Policy.rank_nodes`).
-Example: 8 equal members with 128 card requests each are scored on 16 nodes, which
-is a work of 2,048 in 16 steps.
+nodes as it has members. If `_MAX_WORK` allows, more nodes are scored. Other kinds are scored on the nodes that the
+policy prefers. All nodes are scored if the preferred nodes are too few, or if the policy ranks nodes
+(`Policy.rank_nodes`). Example: 8 equal members with 128 card requests each are scored on 16 nodes, which is a work of
+2,048 in 16 steps.
 """
 
 import heapq
@@ -94,8 +94,8 @@ class Terms:
     avoided: pairs of shape and node that must not be combined.
     closed: returns whether a node is forbidden for a member; the same for all members with an equal request.
     vacant: returns the nodes that could take a pod with this request and load; None if unknown.
-    facts: returns the facts by which a policy ranks the nodes for members with these `PodRequest.peer_key`. The members
-        to be planned do not count as peers. None: no node is ranked.
+    facts: takes `PodRequest.peer_key` of members, and returns the facts from which a policy ranks the nodes for them.
+        The members to be planned do not count as peers. None: no node is ranked.
     """
 
     policy: str
@@ -133,7 +133,7 @@ def plan(
 
 
 def first_beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
-    """The first member for which quotas leave too little, whichever cards the members get; None if there is none. No
+    """The first member that exceeds the remaining quotas, whichever cards the members get; None if there is none. No
     node is checked.
     """
     members = list(members)
@@ -152,7 +152,7 @@ def first_beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Seq
 def exceed_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> bool:
     """Whether the members exceed quotas, whichever cards they get: `first_beyond_quotas` finds a member.
 
-    Reads each different request once, and not each member: preemption calls this while it holds the lock.
+    Reads each different request only once, because preemption calls this while it holds the lock.
     """
     if not headroom:
         return False
@@ -306,7 +306,7 @@ class _Inputs:
         return policy if policy.rank_nodes is not None else None
 
     def cardless_score(self, node: str) -> int:
-        """The score of a node for a pod that needs no card: -1 for a node with cards, so that it comes last."""
+        """The score of a node for a pod that needs no card. Nodes with cards get -1 and so come last."""
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
 
@@ -660,8 +660,7 @@ def _subtract_charges(headroom: Sequence[Headroom], ledger: Ledger, charges: Map
 
 
 def has_capacity(free: Load | None, used: Load, load: Load) -> bool:
-    """Whether one more pod with this load fits. As in kube-scheduler, resources that the pod does not request do not
-    matter.
+    """Whether one more pod with this load fits. As in kube-scheduler, only the requested resources matter.
 
     free: the node's free amounts without the plan; None if there is no such node.
     used: the amounts that the plan uses of these.

@@ -51,8 +51,8 @@ def membership(pod: Json) -> Membership | None:
     """The gang of a pod or a pod template; an annotation has precedence over a label. Raises InvalidRequest.
 
     A PodGroup of Kubernetes is a gang only for pods that request cards or devices; the caller checks that. A pod that
-    names a PodGroup of Kubernetes and also another gang is refused: kube-scheduler would wait for all pods of the group
-    and the extender for all pods of the gang, so neither might bind any pod.
+    names a PodGroup of Kubernetes and also another gang is refused. kube-scheduler would wait for all pods of the
+    group, and the extender for all pods of the gang. So perhaps no pod would ever be bound.
     """
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
@@ -164,9 +164,9 @@ class Member:
     """A pod of a gang, as in the last event.
 
     created: the creation time; sorts as text.
-    is_counted: whether the pod counts as a member, because it is not being deleted and has not failed.
+    is_counted: whether the pod counts as a member: it has not failed, and it is not being deleted.
     gated: whether the pod has Cardwise's scheduling gate.
-    foreign_gate: a scheduling gate of another project, for which kube-scheduler waits; None for none.
+    foreign_gate: a scheduling gate of another project, which still keeps the pod from kube-scheduler; None for none.
     node: the pod's node; "" until it is bound.
     shape: a key that is equal for pods that kube-scheduler treats the same.
     problem: why the pod cannot be placed as written; "" if it can.
@@ -197,7 +197,7 @@ class PodGroupSpec:
     priority: the priority in the gang queue.
     running: whether the phase in the status is Running.
     partly_bound_since: since when, according to the status, the gang is bound in part (wall clock, seconds).
-    basic: whether this is a PodGroup of Kubernetes whose pods need not start together, and so no gang.
+    basic: whether this is a PodGroup of Kubernetes whose pods may start one by one. Such a PodGroup is not a gang.
     """
 
     minimum: int | None = None

@@ -291,13 +291,15 @@ class Gang:
         self._unpermitted_uids.discard(uid)
 
     def avoided_pairs(self, now: float) -> Collection[tuple[str, str]]:
-        """The pairs of shape and node for which `avoid_node` was called recently."""
+        """The pairs of shape and node from recent calls of `avoid_node`."""
         if self._avoided:
             self._avoided = {pair: end for pair, end in self._avoided.items() if end > now}
         return self._avoided.keys()
 
     def avoid_node(self, uid: str, node: str, now: float) -> None:
-        """Avoid the node for a while, for this member and members with equal shape: kube-scheduler did not offer it."""
+        """Avoid the node for a while, for this member and members with equal shape, because kube-scheduler did not
+        offer the node.
+        """
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
     def mark_planned(self, uids: Collection[str], now: float, *, is_new: bool) -> None:
@@ -390,8 +392,8 @@ class Gang:
         return now - self._progress >= self.patience.rollback
 
     def adopt(self, now: float, wall: float) -> None:
-        """Take over the gang as a new leader. The time under former leaders counts towards the time until the rollback,
-        but at least a quarter of the rollback time remains, because the missing members may fit now.
+        """Take over the gang as a new leader. The time under former leaders counts towards the time until the rollback.
+        But at least a quarter of the rollback time remains, because the missing members may fit now.
 
         wall: the current wall time.
         """
@@ -412,8 +414,8 @@ class Gang:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the gang is `forward`, has no bound member, and can no longer be bound as planned: a former leader
-        committed it, or the plan has fewer members than the minimum.
+        """Whether a `forward` gang without bound members can no longer be bound as planned. Either a former leader
+        committed the gang, or the plan has fewer members than the minimum.
         """
         return self.forward and not self.bound_members and (not self.committed or len(self.plan) < self.minimum)
 

@@ -1,7 +1,7 @@
 """The members of one gang, in order, with counts of their properties.
 
-The counts are updated for each event, so an event takes as long in a large gang as in a small one. This matters because
-events are handled under the extender's lock, and a gang may have thousands of pods more than its minimum.
+The counts are updated for each event, so an event takes as long in a large gang as in a small one. This matters,
+because events are handled under the extender's lock, and a gang may have thousands of pods.
 """
 
 from bisect import bisect_left, insort

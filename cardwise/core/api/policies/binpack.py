@@ -1,4 +1,4 @@
-"""`binpack`: the fullest card that fits, so that emptier cards stay free for larger requests."""
+"""`binpack`: the fullest card that fits. Emptier cards stay free for larger requests."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

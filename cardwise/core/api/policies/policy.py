@@ -18,7 +18,7 @@ PickCard = Callable[[Sequence[int], int], Pick | None]
 
 
 class NodeFacts(Protocol):
-    """What a policy sees of the nodes when it ranks them for a pod."""
+    """The facts about nodes that a policy may use to rank them for a pod."""
 
     def labels(self, node: str) -> Mapping[str, str]:
         """The labels of the node; empty if there is no such node."""
@@ -27,8 +27,8 @@ class NodeFacts(Protocol):
         """The number of the pod's peers on each node: pods that hold cards there, or will get them. May lack nodes
         without peers.
 
-        The peers are the other members of the pod's gang; without a gang, the other pods of its controller in its
-        namespace that name the same policy.
+        The peers are the other members of the pod's gang. For a pod without a gang, they are the other pods of the same
+        controller that name the same policy.
         """
 
 

@@ -1,4 +1,4 @@
-"""`spread`: the emptiest card, so that tenants stay apart while there is capacity."""
+"""`spread`: the emptiest card. Tenants share a card only when no empty card is left."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
