@@ -1,9 +1,9 @@
 """Supervision: the loop of a daemon thread never ends by an exception.
 
 When a thread ends by an exception, the process continues and its probes succeed, but the thread's work is not done any
-more. Each loop handles the exceptions of its work itself, with its own log line and pause. This module handles all
-other exceptions: those raised while the loop handles an exception (a failing logger, a message that cannot be
-formatted), and those of the code around the work.
+more. Each loop handles the exceptions of its work itself, with a log line and a pause. This module handles all other
+exceptions: those raised while the loop handles an exception (a failing logger, a message that cannot be formatted), and
+those of the code around the work.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ _MAX_PAUSE = 30.0  # seconds; the threads of 5,000 nodes must not repeat their l
 
 
 def supervised_thread(loop: Callable[[], None], name: str, clock: Clock) -> threading.Thread:
-    """Create a daemon thread that runs `loop`, and runs it again after a pause if it raises. Does not start the thread.
+    """Create a daemon thread that runs `loop`. If `loop` raises, it is run again after a pause. Does not start the
+    thread.
 
     loop: returns when its owner stops it. If it is called after that, it returns at once.
     """

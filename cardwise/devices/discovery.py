@@ -16,8 +16,8 @@ _RDMA_CM, _VFIO_ALL = "rdma_cm", "vfio"  # misc devices: all devices of a kind s
 def discover(rules: Sequence[DeviceRule], sysfs: Path, dev: Path, node_name: str) -> list[OtherDevice]:
     """All devices of the Kubernetes node that match a rule, ordered by kind, then by name or address.
 
-    Hardware with the same PCI address is offered once, by the first rule that matches: if an RDMA device is offered,
-    its network card is not offered too.
+    Hardware with the same PCI address is offered once, by the first rule that matches. For example, an RDMA device and
+    its network card are not both offered.
     """
     sysfs_tree = Sysfs(sysfs)
     matched_names: set[str] = set()

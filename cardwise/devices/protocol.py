@@ -1,6 +1,6 @@
 """`Devices`: the interface between Cardwise and those devices of its machine that are not GPUs.
 
-A device is allocated as a whole, to one container at a time, so it has neither memory nor shares.
+A device is always allocated as a whole, to one container at a time. So it has no memory amount and no shares.
 """
 
 import threading
@@ -15,7 +15,7 @@ RDMA_KIND = "rdma"  # the kind of RDMA devices; administrators name the other ki
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device node on this machine, and where a container expects it."""
+    """A device node on this machine, and its path in a container."""
 
     host: str
     container: str
@@ -30,7 +30,7 @@ class OtherDevice:
     common: the device nodes that this device shares with other devices.
     pci_address: "" without a PCI address.
     name: the name of an RDMA device, such as mlx5_0; "" for other devices.
-    problem: why the device takes no new container; None while it is healthy.
+    problem: why new containers cannot use the device; None while the device is healthy.
     """
 
     kind: str

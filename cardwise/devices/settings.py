@@ -1,4 +1,4 @@
-"""The rules by which a node offers devices: the file of the device plugin's `--devices`.
+"""The rules for the devices that a node offers: the file of the device plugin's `--devices`.
 
     devices:
       - kind: rdma                                   # all RDMA devices
@@ -49,7 +49,7 @@ class DeviceRule:
 
     @property
     def matches_any_pci(self) -> bool:
-        """Whether the rule has no PCI field, so that devices without a PCI address match as well."""
+        """Whether the rule leaves out all PCI fields. Then devices without a PCI address match as well."""
         return not (self.vendor or self.device or self.class_code)
 
     def matches(self, device: PciFacts) -> bool:

@@ -55,7 +55,7 @@ class RdmaDevice:
 
     @property
     def problem(self) -> str | None:
-        """Why the device cannot transfer data; None while a port is active."""
+        """Why the device cannot transfer data; None while at least one port is active."""
         if any(port.state == _ACTIVE_PORT_STATE for port in self.ports):
             return None
         states = ", ".join(f"port {port.number} is {port.state or 'silent'}" for port in self.ports) or "it has none"
@@ -66,7 +66,7 @@ class RdmaDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciDevice:
-    """A PCI device. `driver` and `numa_node` are "" if there is none or it is unknown, `iommu_group` is None then."""
+    """A PCI device. Unknown fields are "" for `driver` and `numa_node`, and None for `iommu_group`."""
 
     address: str
     facts: PciFacts

@@ -1,9 +1,9 @@
 """The faults of a machine's cards, and when each fault ends.
 
-Theory of operation. A *transient* fault (the card did not answer for a moment, or the meaning of an Xid error is
-unknown) ends when the card had no problem for `QUIET_SECONDS`. After a *persistent* fault a card may answer and still
-compute wrong results, so it takes no pods until it was reset. No event reports a reset, so it is derived from counters:
-the driver was loaded again, or a number that only grows between resets has become smaller.
+Theory of operation. A *transient* fault ends when the card was free of problems for `QUIET_SECONDS`. Examples are a
+card that did not answer for a moment, and an Xid error of unknown meaning. After a *persistent* fault a card may answer
+but compute wrong results. So the card takes no pods before a reset. The driver does not report resets, so a reset is
+derived from counters: the driver was loaded again, or a number that only grows between resets has become smaller.
 
 Example: Xid 48 at 600,000 mJ with 2 uncorrected ECC errors. A later probe reads 600,500 mJ and 2 errors: not reset. The
 next probe reads 3 mJ and 0 errors: reset, and the fault ends. For a card that reports none of these counters, the fault

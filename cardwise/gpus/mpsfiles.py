@@ -69,7 +69,7 @@ class CardReadiness:
 def card_readiness(
     root: Path, uuid: str, *, required_state: MpsState = MpsState.READY, memory_limit: MiB = MiB(0), clock: Clock = BOOT
 ) -> CardReadiness:
-    """As `unready_reason`, but for processes in pods: without a check of the manager's lock.
+    """As `unready_reason`, but for processes in pods, which cannot check the manager's lock.
 
     Pods must not open the lock file, since they could then take the lock.
     """
@@ -110,7 +110,7 @@ def read_state(folder: Path) -> Status | None:
 
 
 def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
-    """Whether a manager closed the card to processes without MPS, and has not reopened it.
+    """Whether the card is still closed to processes without MPS by a former manager.
 
     True if the card's former compute mode is saved, or if the file of saved modes was deleted while the daemon had the
     card closed. With `--stop-daemons=idle`, a manager that ends does not reopen cards that pods hold, and leaves their
@@ -148,9 +148,10 @@ def is_manager_running(root: Path) -> bool:
 
 
 def is_state_stale(root: Path, uuid: str, *, clock: Clock = BOOT) -> bool:
-    """Whether the MPS state of the card is stale: no manager runs, or the manager does not check this card any more.
+    """Whether the MPS state of the card is stale, because no manager runs or the manager has stopped checking this
+    card.
 
-    UNAVAILABLE is never stale. A state in which no container may start never becomes stale by age.
+    UNAVAILABLE is never stale. States that keep containers from starting never become stale by age.
 
     clock: as for `unready_reason`.
     """

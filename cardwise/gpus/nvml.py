@@ -4,7 +4,7 @@ Health has two sources. Xid events report at once that a card failed. Probes rep
 only a probe can show that the card has recovered (`faults`).
 
 A call on a failed card may never return. So each call on a card runs in its own thread (`calls`), and the threads that
-serve all cards never make such a call: a card that hangs must not hide the health of other cards.
+serve all cards never make such a call, because a hanging card must not hide the health of other cards.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ class GpusUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DevicePath:
-    """A device node on this machine, and where a container expects it."""
+    """A device node on this machine, and its path in a container."""
 
     host: str
     container: str
@@ -49,7 +49,7 @@ class Health:
     """Whether a card takes new shares.
 
     reason: why the card takes no new shares; "" if it does.
-    mig: whether the card is in MIG mode, so that another component may give its slices to pods.
+    mig: whether the card is in MIG mode. Then another component may give slices of the card to pods.
     """
 
     healthy: bool
@@ -115,7 +115,7 @@ class Gpus(Protocol):
     def unresponsive_indices(self) -> list[int]:
         """The indices of cards that have not answered yet. The driver counts these cards, but their UUIDs are unknown.
 
-        Call this before `cards()`: if it is empty, `cards()` is complete.
+        Call this before `cards()`. If the result is empty, `cards()` is complete.
         """
 
     def health(self) -> Mapping[str, Health]:
@@ -131,7 +131,7 @@ class Gpus(Protocol):
 
 
 class NoCards:
-    """`Gpus` of a node that shares no card (`--gpus none`): no driver is needed."""
+    """`Gpus` of a node without shared cards (`--gpus none`). Needs no driver."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._is_closed = threading.Event()

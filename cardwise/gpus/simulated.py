@@ -16,8 +16,8 @@ GPU. If a changed file cannot be read, the last valid cards stay.
         properties: {}                   # optional
         processes: []                    # optional: the compute processes on it, such as {pid: 4711, memoryMiB: 300}
 
-The compute modes of the cards are kept in a second file in the same folder (`<name>.modes`), since the compute mode of
-a real card outlives programs.
+The compute modes of the cards are kept in a second file in the same folder (`<name>.modes`), since real cards keep
+their mode when a program ends.
 """
 
 import os

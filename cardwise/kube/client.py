@@ -72,9 +72,9 @@ _LIST_HEAD_BYTES = 2048
 class KubeClient:
     """A client of one API server. Thread-safe; can be used after a fork (the child opens its own connections).
 
-    All methods raise `errors.KubeError` for error responses, `Unreachable` without a response, and `TimedOut` without a
-    response in time (both are KubeErrors). Nothing that the server does raises another exception. Single objects are
-    returned without `metadata.managedFields` (`wire.drop_managed_fields`). Parameters of several methods:
+    All methods raise `errors.KubeError` for error responses. Two subclasses stand for missing responses: `TimedOut` if
+    the time limit has passed, else `Unreachable`. Nothing that the server does raises another exception. Single objects
+    are returned without `metadata.managedFields` (`wire.drop_managed_fields`). Parameters of several methods:
 
     timeout: seconds for the whole response; None for no limit.
     max_bytes: the maximum size of the response. For a larger one `errors.TooLarge` is raised, and the rest is not read.
@@ -183,8 +183,8 @@ class KubeClient:
         return _parse_date(response.headers.get("Date"))
 
     def server_time(self) -> datetime:
-        """The API server's time, computed from its last response, to the second; this machine's time if that response
-        had no date.
+        """The API server's time to the second, computed from its last response. If that response had no date, this
+        machine's time.
 
         Use this for comparisons with times that the API server has written. Sends no request.
         """

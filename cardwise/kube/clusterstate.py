@@ -45,7 +45,7 @@ class ClusterState:
     classes: the ResourceClasses, by name.
     waiting: namespace, name and request of each pending pod.
     problems: the pods, classes and quotas that cannot be parsed, one line each.
-    partial: what is incomplete because the user may not read all pods; "" if nothing is.
+    partial: which parts are incomplete, because the user lacks the right to read all pods; "" if nothing is.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -117,8 +117,8 @@ def read_cluster_state(
     namespace: read only the pods and quotas of this namespace, which needs fewer permissions; "" for all. With a
         namespace, its holdings are complete, but the free amounts of cards are too high.
     addresses: read the addresses of nodes.
-    own_namespace: if the user may not read the pods of all namespaces, read the pods of this namespace, and derive the
-        other holdings from the statuses of cards and devices; "" to raise `Forbidden` instead.
+    own_namespace: used if the user lacks the right to read all pods. The pods of this namespace are read; the other
+        holdings are derived from the statuses of cards and devices; "" to raise `Forbidden` instead.
     with_unknown_holders: also count allocations in these statuses that no pod explains: the extender keeps the share of
         a deleted pod until the node reports.
     limits: the extender's limits per card.
@@ -192,8 +192,8 @@ def _add_permitted_pods(cluster_state: ClusterState, client: KubeClient, namespa
 
 
 def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
-    """A ledger with the holdings of the namespace's pods and without cards, for users who may not read cards. Raises
-    `KubeError`.
+    """A ledger with the holdings of the namespace's pods, but without cards, for users who lack the right to read
+    cards. Raises `KubeError`.
     """
     cluster_state = ClusterState()
     for pod in client.list_as(paths.pods(namespace), wire.ListOf[Pod]):

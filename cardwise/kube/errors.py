@@ -39,7 +39,7 @@ class BadRequest(KubeError):
 
 
 class InvalidName(BadRequest):
-    """The name is not valid for any object, so no request was sent; the message quotes the name."""
+    """The name is invalid for every kind of object, so the request was not sent. The message quotes the name."""
 
     def __init__(self, message: str) -> None:
         super().__init__(400, "InvalidName", message)
@@ -146,9 +146,9 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 
 
 def would_fail_other_writes(error: KubeError) -> bool:
-    """Whether the API server or the network failed, so that a write to another object would fail as well.
+    """Whether the API server or the network failed. Then a write to another object would fail as well.
 
-    Do not use this for evictions, where 429 means that a disruption budget does not allow the eviction.
+    Do not use this for evictions: there, 429 means that a disruption budget forbids the eviction.
     """
     if isinstance(error, TimedOut):
         return False

@@ -1,4 +1,4 @@
-"""Fair queueing: chooses the next write or call so that an owner with many or slow calls does not delay other owners.
+"""Fair queueing: chooses the next write or call. An owner with many or slow calls must not delay other owners.
 
 Theory of operation. Start-time fair queueing (Goyal, Vin and Cheng, 1996). Each owner (a namespace, a node, a kind or
 an address) has a virtual time: the seconds that its writes have taken. The owner with the lowest virtual time is served
@@ -7,8 +7,8 @@ next. An owner that was idle starts at the virtual time of the last served owner
 Example: writes of A take 2 s each, those of B 0.02 s. A is served once, then B 100 times, then A again: each gets half
 of the time.
 
-For queues with a limit, `RecentUse` chooses the owner that loses a slot to a newcomer: the owner with the most slots,
-and of owners with equally many the one that has used the most time lately. Example: 250 owners have one slot each and
+For queues with a limit, `RecentUse` chooses the owner that loses a slot to a newcomer. This is the owner with the most
+slots; of several such owners, the one that has used the most time lately. Example: 250 owners have one slot each and
 queue again as soon as they are served. An owner that queues only occasionally has used less time, so one of the 250
 loses its slot to this owner.
 """
@@ -32,7 +32,7 @@ _MAX_HALVINGS = 64  # half-lives after which all use is scaled to a new start, b
 
 
 class FairQueueing:
-    """Chooses the next owner (a namespace, a node, a kind or an address) so that each gets the same time.
+    """Chooses the next owner: a namespace, a node, a kind or an address. Each owner gets the same time.
 
     An owner with slow or many writes delays only itself.
 
@@ -96,7 +96,7 @@ class FairQueueing:
 
 class RecentUse(Generic[_OwnerT]):
     """The time that each owner has recently used, for queues with a limit. If there are more than `_MAX_OWNERS` owners,
-    the use of those with the least is sometimes removed, so that they count as new.
+    the use of the owners with the least is sometimes removed. Then these count as new.
     """
 
     def __init__(self, clock: Clock) -> None:

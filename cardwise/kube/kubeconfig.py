@@ -1,8 +1,8 @@
 """Reads common kubeconfigs: one file, with certificates, a token or a password in the file or in files next to it.
 
 Kubeconfigs that run programs or renew tokens (`exec`, `auth-provider`), several files, and invalid files are read by
-the official client instead (`cardwise.kube.credentials`). It is not used for all kubeconfigs, because its import takes
-longer than the rest of a command.
+the official client instead (`cardwise.kube.credentials`). It is used only where needed, because its import takes longer
+than the rest of a command.
 """
 
 import base64
@@ -40,8 +40,8 @@ class Kubeconfig:
 
 
 def read_kubeconfig(path: Path, context: str = "") -> Kubeconfig | None:
-    """Read one context of a kubeconfig; None if this module does not support the kubeconfig. Raises OSError if a file
-    that the kubeconfig names cannot be read.
+    """Read one context of a kubeconfig; None if the kubeconfig has a setting that this module does not support. Raises
+    OSError if a file that the kubeconfig names cannot be read.
 
     context: the name of the context; "" for the current context.
     """

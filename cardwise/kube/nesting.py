@@ -1,13 +1,13 @@
 """Decodes JSON of the API server that is nested deeper than msgspec supports.
 
-The API server accepts 10,000 levels. Any user who may change an object can write them, for example in
-`metadata.managedFields`. msgspec fails earlier, with RecursionError, so one such pod would make the whole list
+The API server accepts 10,000 levels. Any user who may change an object can write such values, for example in
+`metadata.managedFields`. msgspec fails earlier, with RecursionError. So one such pod would make the whole list
 unreadable.
 
 msgspec's limit depends on the Python version. With 3.11 it is the recursion limit, which is raised here: skipping
-10,000 levels takes half a MiB of a thread's stack. Decoding them into objects would take eight times as much, and
-no code needs these objects, so decoders of whole objects get null in place of values that are too deep. With 3.12 and
-3.13 the limit is fixed at 1,500 and 10,000 levels; with 3.14 it is the remaining stack. If msgspec still fails, a scan
+10,000 levels takes half a MiB of a thread's stack. Decoding them into objects would take eight times as much, and the
+objects are not needed. So decoders of whole objects get null in place of values that are too deep. With 3.12 and 3.13
+the limit is fixed at 1,500 and 10,000 levels; with 3.14 it is the remaining stack. If msgspec still fails, a scan
 without recursion (ten times slower) replaces the values that are too deep by null.
 """
 
@@ -53,8 +53,8 @@ def tolerate_depth(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
 
 
 def null_deep_values(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Return a decoder of whole objects that, unlike `decode`, works for all objects of the API server: values that are
-    too deep are decoded as null.
+    """Return a decoder of whole objects that decodes too deep values as null. So it works for all objects of the API
+    server, unlike `decode`.
     """
 
     def nulling_decode(raw: bytes) -> T:

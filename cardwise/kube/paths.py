@@ -1,10 +1,11 @@
 """URL paths of the objects that Cardwise reads and writes, and the selectors of lists.
 
 A path has exactly the given segments: each segment is quoted, and text that is not a valid path segment raises
-`errors.InvalidName`. So a name cannot add a segment, a query or a fragment, and cannot turn the path of an object into
+`errors.InvalidName`. So a name can neither add a segment, a query or a fragment, nor turn the path of an object into
 the path of a list. Values in selectors are checked in the same way.
 
-Without a name, a function returns the path of the list; without a namespace, the path of the list of all namespaces.
+Without a name, a function returns the path of a list. If the namespace is also missing, this is the list of all
+namespaces.
 """
 
 from collections.abc import Iterable
@@ -100,12 +101,12 @@ def namespaced(base: str, resource: str, namespace: str = "", name: str | None =
 
 
 def label_query(key: str, text: str) -> dict[str, str]:
-    """The query that selects the objects of a list that have this label with this value."""
+    """The query for the objects of a list whose label `key` has this value."""
     return {"labelSelector": f"{key}={_label_value(key, text)}"}
 
 
 def label_in_query(key: str, texts: Iterable[str]) -> dict[str, str]:
-    """The query that selects the objects of a list that have this label with one of these values."""
+    """The query for the objects of a list whose label `key` has one of these values."""
     return {"labelSelector": f"{key} in ({','.join(_label_value(key, text) for text in texts)})"}
 
 

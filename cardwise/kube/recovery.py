@@ -1,7 +1,7 @@
 """Recovery: when a call of one thread succeeds again after an outage, the pauses of the other threads end.
 
-Without this, after an outage one reflector would soon be up to date, while the data of other reflectors would be as old
-as the outage until the pauses of their back-off end.
+Otherwise, after an outage, one reflector would soon be up to date, but the data of others would stay old until the
+pauses of their back-off end.
 """
 
 import threading
@@ -19,8 +19,8 @@ class Retrying(Protocol):
     def retry(self) -> None:
         """End the pause and try again now. Called from any thread; must return at once.
 
-        If this attempt fails, the loop adds the rest of the ended pause to its next pause, and `retry` does not end
-        that pause. So a loop makes no more calls than its own back-off allows, however often other loops announce a
+        If this attempt fails, the loop adds the rest of the ended pause to the next pause. `retry` does not end that
+        next pause. So a loop makes no more calls than its own back-off allows, however often other loops announce a
         success.
         """
 
@@ -29,8 +29,8 @@ class Recovery:
     """The loops of a process that pause after failed calls. When a loop succeeds again, the pauses of all loops end.
 
     Thread-safe. No loop makes more calls than its back-off allows, even if the API server refuses one kind of object or
-    fails every second call. For this reason, a success is announced only at the end of an `Outage` of at least
-    `_MIN_ANNOUNCED_OUTAGE_SECONDS`, and each loop later makes up for a pause that was ended early (`Retrying.retry`).
+    fails every second call. For this reason, only the end of an `Outage` of at least `_MIN_ANNOUNCED_OUTAGE_SECONDS` is
+    announced. Also, each loop later makes up for a pause that was ended early (`Retrying.retry`).
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """Connections to the API server with a deadline for the whole response.
 
-urllib3 and http.client limit only each wait for bytes, so a server that sends a byte now and then could block the
-caller for ever, in the headers or in the body. Here each read of the socket may take only the time that is left until
-the response's deadline. The deadline is computed from the timeout that urllib3 sets before it reads the response.
+urllib3 and http.client limit only each single wait for bytes. So a server that sends a byte now and then, in the
+headers or in the body, could block the caller for ever. Here each read of the socket may take only the time that is
+left until the response's deadline. The deadline is computed from the timeout that urllib3 sets before it reads the
+response.
 """
 
 import http.client

@@ -1,4 +1,6 @@
-"""A watch request in progress: it delivers lines for minutes, and another thread can end it, for example to stop."""
+"""A watch request in progress. It delivers lines for minutes. Another thread can end the request, for example at
+shutdown.
+"""
 
 import contextlib
 from collections.abc import Generator

@@ -93,7 +93,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def trim_object(raw: bytes, *, managed_fields: bool = False) -> bytes:
-    """Copy an object's JSON without the fields that Cardwise does not read, as kube-scheduler trims watched objects.
+    """Copy only those fields of an object's JSON that Cardwise reads. kube-scheduler trims watched objects in the same
+    way.
 
     Call this before the JSON is decoded to dicts. Users who may change an object can fill its `metadata.managedFields`.
     Decoding one MiB of this field to dicts blocks all other threads for a quarter of a second and takes 24 MiB of

@@ -14,7 +14,7 @@ _log = structlog.get_logger(__name__)
 
 
 def run_steps(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    """Combine steps into one. A failing step does not stop the others; its exception is raised after them."""
+    """Combine steps into one. A failing step does not stop the others. The exception is raised after the last step."""
 
     def run_steps() -> None:
         failed: list[Exception] = []

@@ -107,7 +107,7 @@ DURATION = DurationParam()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
-    """The values of `common_options`. The command gets them as its argument `common`."""
+    """The values of `common_options`. The command gets these settings as the argument `common`."""
 
     kubeconfig: Path | None
     log_level: LogLevel
@@ -189,7 +189,7 @@ def grouped_options(name: str, make: Callable[..., object], *options: _Decorator
     """A decorator below `@click.command` that adds options and passes them to the command as one argument.
 
     name: the name of the argument.
-    make: creates its value from those option values that have the names of its parameters.
+    make: creates the value. Each parameter of `make` gets the value of the option with the same name.
     """
     parameters = inspect.signature(make).parameters.keys()
 

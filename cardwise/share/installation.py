@@ -1,8 +1,8 @@
 """Writes the files that containers mount, into a folder of the node.
 
 The hook is at the root of the folder, since PYTHONPATH has this folder. A subfolder is a `cardwise` package that
-contains only the reader, so that `python -m cardwise.share` runs in any image. The share agent calls this module; the
-module itself is never mounted.
+contains only the reader. So `python -m cardwise.share` runs in any image. The share agent calls this module; the module
+itself is never mounted.
 """
 
 import os

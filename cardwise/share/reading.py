@@ -1,7 +1,7 @@
 """Read a container's share from its environment and from the share agent's file.
 
 The environment takes precedence: the node writes it, and the pod cannot change it. The file has fields that the
-environment lacks, and is the only source for a program that was started without the container's environment (`env -i`,
+environment lacks. It is the only source for a program that was started without the container's environment (`env -i`,
 sudo, a login shell). This file runs in users' images: Python 3.7, standard library only.
 """
 

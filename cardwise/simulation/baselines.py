@@ -19,8 +19,8 @@ _LARGEST_NODE_CARDS: Final = 8.0  # cards of this node; a node's free CPU and ca
 class BestFit:
     """The best fit of the FGD paper (USENIX ATC 2023), with which its authors compare FGD.
 
-    Chooses the node with the least CPU and GPU free after placement, weighted equally and rounded down to whole points
-    of 100, and on that node the fullest card.
+    Chooses the node with the least CPU and GPU free after placement, and on that node the fullest card. CPU and GPU
+    have equal weight, and the score is rounded down to whole points of 100.
     """
 
     width = 0

@@ -68,7 +68,7 @@ def simulate_churn(
 
     load: mean demand of the running pods, as a multiple of all cards.
     lifetimes: measured time, in mean lifetimes of a pod.
-    learning: the policies learn the workload from arriving pods; otherwise they know it from the start.
+    learning: whether the policies learn the workload from arriving pods; if not, they know it from the start.
     on_progress: called with the number of pods that arrived since the last call.
     """
     random = Random(seed)

@@ -1,7 +1,7 @@
 """A simulated cluster: a ledger of cards, the free CPU, memory and pod slots of the nodes, and the extender's engine.
 
-As in the extender, the engine decides on which nodes and cards a pod fits, and where it is placed. Of kube-scheduler's
-checks, only CPU, memory and the number of pods are simulated.
+As in the extender, the engine decides where a pod fits and where it is placed. Of kube-scheduler's checks, only CPU,
+memory and the number of pods are simulated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ class SimulatedCluster:
         return self._free_loads.get(node)
 
     def observe_arrival(self, shape: PodShape) -> None:
-        """Record the arrival of a pod of this shape, so that the policies learn from it."""
+        """Record the arrival of a pod of this shape; the policies learn from it."""
         self.engine.count_arrival(shape.request or NO_CARD, shape.load)
         sample = self.engine.learning_input_if_due()
         if sample is not None:

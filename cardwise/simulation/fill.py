@@ -1,7 +1,7 @@
 """Fills an empty cluster by the protocol of FGD's artefact (Weng et al., USENIX ATC 2023), for comparable results.
 
 The pods arrive one after another, in an order shuffled by the seed. Pods drawn from the same list are added, or some
-are left out, until their requests sum up to `demand` times the cards. No pod ends; a refused pod does not arrive again.
+are left out, until their requests sum up to `demand` times the cards. Pods never end, and each pod arrives only once.
 """
 
 import time
@@ -115,7 +115,7 @@ def simulate_fill(
     learning: whether the policies learn the workload from arriving pods; otherwise they know it from the start, as FGD
       does in its artefact.
     fragments: whether to measure fragmentation; otherwise it is reported as 0.
-    extra_shapes: shapes of which to count how many pods fit at the end.
+    extra_shapes: shapes of pods; at the end, the number of further pods of each shape that fit is counted.
     added_nodes: nodes to add after this count, for a second count.
     max_scored_nodes: the maximum number of nodes that one decision scores; None for all.
     on_progress: called with the number of pods that arrived since the last call.

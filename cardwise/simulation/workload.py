@@ -14,7 +14,9 @@ UNLIMITED_LOAD: Final = Load(1 << 60, 1 << 60, 1 << 30)  # for nodes whose size 
 
 
 class PodShape(NamedTuple):
-    """The request of a pod: cards (None for no cards), CPU and memory. Policies treat equal shapes alike."""
+    """The request of a pod: cards (None if it requests only CPU and memory), CPU and memory. Policies treat equal
+    shapes alike.
+    """
 
     request: PodRequest | None
     load: Load
@@ -80,7 +82,7 @@ def total_card_size(nodes: Iterable[SimulatedNode]) -> int:
 
 
 def sorted_by_name(pods: Iterable[SimulatedPod]) -> list[SimulatedPod]:
-    """The pods sorted by name, so that a shuffle by a seed does not depend on the order in a file."""
+    """The pods sorted by name. So a shuffle by a seed is independent of the order in a file."""
     return sorted(pods, key=lambda pod: pod.name)
 
 

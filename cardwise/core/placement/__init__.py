@@ -1,4 +1,4 @@
-"""The placement engine: where a request fits and which cards it takes; and the ledger that it uses.
+"""The placement engine and its ledger: the nodes where a request fits, and the cards that the request takes.
 
 Input: cards and devices of nodes, the holdings of pods, a `PodRequest`. Output: a `Placement`, or a refusal per node.
 
@@ -18,8 +18,8 @@ Input: cards and devices of nodes, the holdings of pods, a `PodRequest`. Output:
     scored       policies that compare all nodes for the workload (a package of its own)
 
 Public seam: `Ledger`, live or as a snapshot, and the functions that read it. The extender, `explain`, `simulate` and
-`defrag` all use the engine through `ledger`, `holding`, `nodestate`, `fitting`, `placement`, `totals` and
-`scored.engine`; import contracts hold this for the command line, the simulator and defragmentation. Example, where a
+`defrag` use only these modules of the engine: `ledger`, `holding`, `nodestate`, `fitting`, `placement`, `totals` and
+`scored.engine`. Import contracts hold this for the command line, the simulator and defragmentation. Example, where a
 pod of 8,192 MiB would be placed; the ledger itself does not change:
 
     >>> from cardwise.core.api.cards import Card

@@ -35,13 +35,13 @@ class Device:
 
 
 def sort_devices(devices: Iterable[Device]) -> list[Device]:
-    """The devices in the order in which a node lists them and pods get them: by kind, the lowest index first."""
+    """The devices by kind, the lowest index first. Nodes list them, and pods get them, in this order."""
     return sorted(devices, key=lambda device: (device.kind, device.index, device.uuid))
 
 
 def is_valid_grant(granted: Assignment, devices: Sequence[Device], hold_counts: Mapping[str, int]) -> bool:
-    """Whether the devices of an assignment may still be used: the node has them, they accept pods and are of the
-    requested class, and no other pod holds them.
+    """Whether the devices of an assignment may still be used. The node must have them, and they must accept pods, be of
+    the requested class, and be free of other pods.
 
     hold_counts: by UUID, how many pods hold a device, including the pod of this assignment.
     """

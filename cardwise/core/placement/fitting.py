@@ -1,4 +1,4 @@
-"""Finds cards of one node for one card request: determines the usable cards, of which the policy chooses.
+"""Finds cards of one node for one card request. Determines the usable cards, and lets the policy choose.
 
 `searching` finds cards for all card requests of a pod; `placement` compares thousands of nodes.
 """
@@ -84,7 +84,8 @@ class SearchPlan(NamedTuple):
     typed_requests: the pod's card requests, with the kinds of cards that each may have.
     headroom: the remaining amounts of the quota entries that this request could exceed.
 
-    unlimited: the card requests as if there were no quotas, to find the reason of a refusal; None if no quota matters.
+    unlimited: the card requests without the limits of quotas, to find the reason of a refusal; None if no quota
+        matters.
     """
 
     typed_requests: tuple[TypedRequest, ...]
@@ -142,7 +143,7 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
 
 
 def has_several_card_requests(request: PodRequest) -> bool:
-    """Whether the pod has several card requests, so that each node must be searched for cards for all of them."""
+    """Whether the pod has several card requests. Then each node must be searched for cards for all of them."""
     return len(card_requests(request)) > 1
 
 
@@ -162,9 +163,7 @@ def share(node: NodeState, i: int, amounts: tuple[MiB, Percent] | None) -> CardS
 def make_search_plan(
     card_requests: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]
 ) -> SearchPlan:
-    """The input of a search. The kinds of cards that a quota closes in any case are left out, so that they are not
-    searched.
-    """
+    """The input of a search. Kinds of cards that a quota closes in any case are left out of the search."""
     unlimited = tuple(
         [TypedRequest(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in card_requests]
     )

@@ -1,8 +1,8 @@
 """Kinds of cards: one small integer for all cards with the same classes, model and priority.
 
 Requests and quotas select cards by kind, because a cluster has few kinds and thousands of cards. A kind exists as long
-as a card is of this kind, even a removed card on which a pod still holds a share. The integer of a kind that no longer
-exists is never used again.
+as a card is of this kind. This includes a removed card if a pod still holds a share of it. The integer of a former kind
+is never reused.
 """
 
 from collections.abc import Collection, Mapping
@@ -81,7 +81,7 @@ class CardKinds:
         return number
 
     def remove_card(self, number: int) -> None:
-        """Remove one card of this kind from the count. Without cards, the kind no longer exists."""
+        """Remove one card of this kind from the count. The kind ends with its last card."""
         self._cards[number] -= 1
         if not self._cards[number]:
             del self._numbers[self._kinds.pop(number)], self._cards[number]
@@ -145,7 +145,7 @@ class CardKinds:
         """The kinds that `allowed` returns, by level, in the order in which they are tried.
 
         For a request that names a class, all cards of the class are on one level. A request without a class takes the
-        cards of the lowest priority first, so that scarce cards stay free for requests that name their class.
+        cards of the lowest priority first. So scarce cards stay free for requests that name their class.
         """
         key = resource_class, tuple(full_entries)
         if key not in self._levels:

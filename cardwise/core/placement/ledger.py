@@ -1,24 +1,24 @@
 """The ledger: which pod holds which cards and devices. It is a cache of the pods' annotations and never a second source
 of truth.
 
-`nodestate` counts the free amounts of each node. The ledger is not thread-safe: its owner must lock it.
+`nodestate` counts the free amounts of each node. The ledger is not thread-safe: the owner must lock it.
 
-A share counts on the node that now reports the UUID of the share's card. So if a machine comes back under another name,
-the shares on its cards count on the new node, although their pods still have the old node (docs/design/0031). If two
-nodes report one UUID, its shares count on both. If no node reports the card of a share, the share counts in the total
-of the pod's own node, and on no card. Shares of gpushare's pods name an index and count on the pod's own node.
+A share counts on the node that now reports the UUID of the share's card. A machine may come back under another name.
+Then the shares on its cards count on the new node, although the pods still have the old node (docs/design/0031). If two
+nodes report one UUID, its shares count on both. If the card of a share is not reported by any node, the share counts
+only in the total of the pod's own node. Shares of gpushare's pods name an index and count on the pod's own node.
 
-Holdings stay when cards change: if cards of a node are added, changed or removed, the node's lists are counted again
-from its holdings, so the order of events does not matter. The amounts of each namespace by kind of card, for quotas,
-are also independent of the order: a removed card keeps its kind while a pod holds a share of the card, because the node
-or the ExtendedResource may be missing for a moment while the pods run. Devices other than GPUs are counted by UUID,
-whether a node has them or not.
+Holdings stay when cards change. If cards of a node are added, changed or removed, the node's lists are counted again
+from its holdings. So the order of events does not matter. The amounts of each namespace by kind of card, for quotas,
+are also independent of the order: a removed card keeps its kind while a pod holds a share of the card. The reason is
+that the node or the ExtendedResource may be missing for a moment while the pods run. Devices other than GPUs are
+counted by UUID, whether a node has them or not.
 
-A snapshot is a ledger of its own that shares unchanged nodes with this ledger. Each change of a node raises the
-ledger's generation, and the node records the generation of its last change. `snapshot` records the current generation.
-A node of this or an earlier generation may be shared, so each ledger changes only a copy of such a node. Example: at
-generation 7 a snapshot is taken. A pod is then placed on n1, which was last changed at 5: the ledger copies n1, and its
-n1 is of generation 8. The next pod on n1 needs no copy, since 8 is after 7. n2 is one object in both.
+A snapshot is a separate ledger that shares unchanged nodes with this ledger. Each change of a node raises the ledger's
+generation, and the node records the generation of its last change. `snapshot` records the current generation. A node of
+this or an earlier generation may be shared, so each ledger changes only a copy of such a node. Example: at generation 7
+a snapshot is taken. A pod is then placed on n1, which was last changed at 5: the ledger copies n1, and its n1 is of
+generation 8. The next pod on n1 needs no copy, since 8 is after 7. n2 is one object in both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -150,8 +150,8 @@ class Ledger:
         return watched
 
     def holdings(self, node: str | None = None) -> list[Holding]:
-        """All holdings, or the holdings on one node: of the node's own pods, and of other nodes' pods that hold one of
-        its cards or devices.
+        """All holdings, or the holdings on one node. The latter belong to the node's own pods, and to other nodes' pods
+        that hold one of its cards or devices.
         """
         if node is None:
             return [holding for state in self._nodes.values() for holding in state.holdings.values()]
@@ -187,9 +187,9 @@ class Ledger:
         return self._usage.get(namespace, {})
 
     def kind_of_share(self, node: str, share: CardShare | CardUse) -> int:
-        """The kind by which quotas count a share of a pod on this node: the last kind that this node reported for the
-        share's card, even if the node no longer has the card. Reports of other nodes do not count, because a
-        compromised node could change the charges of other nodes' pods.
+        """The kind that quotas use to count a share of a pod on this node. It is the last kind that this node reported
+        for the share's card, even if the card was removed. Reports of other nodes do not count, because a compromised
+        node could change the charges of other nodes' pods.
 
         `UNKNOWN_KIND`, which every entry of a quota counts, if the node has not reported the card while a pod held it.
         """

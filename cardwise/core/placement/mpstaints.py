@@ -1,11 +1,10 @@
-"""MPS taints of cards: keep a pod off a card whose pods use MPS differently, or as another user, and off a card whose
-memory tier is less than the pod demands.
+"""MPS taints of cards keep a pod off unsuitable cards: its pods use MPS differently or as another user, or its memory
+tier is less than the pod demands.
 
 A card has *taints*, and a request does not *tolerate* certain taints. A card with such a taint is closed to the
 request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.
-Two further taints close nothing; a share *avoids* cards with them.
-A card has no MPS if its node has no MPS manager, or if MPS is unavailable on the card. Such a card is open to all pods
-whose demand it meets (`isolation.is_met`).
+Two further taints close nothing; a share *avoids* cards with them. A card lacks MPS if its node lacks an MPS manager,
+or if MPS is unavailable on the card. Such a card is open to all pods whose demand it meets (`isolation.is_met`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +58,8 @@ def untolerated_by(isolation: Isolation, *, several_cards: bool, whole: bool = F
 
 
 def avoided_by(isolation: Isolation, *, several_cards: bool) -> int:
-    """The taints of cards that a share with this demand takes only where it must; they keep pods without MPS together.
+    """The taints of cards that a share with this demand takes only as a last choice. They keep pods without MPS
+    together.
 
     several_cards: whether one container requests shares of several cards.
     """
@@ -149,8 +149,8 @@ class CardTaints:
         return owner == ANY or user == NO_USER or (user != MIXED_USERS and owner in (FREE, user))
 
     def is_closed_for_good(self, i: int, untolerated: int, user: int) -> bool:
-        """Whether the card stays closed to a request that does not tolerate these taints and runs as `user`, even if
-        all its pods end.
+        """Whether the card stays closed to the request even if all pods on the card end. The request runs as `user` and
+        does not tolerate these taints.
         """
         return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (user == MIXED_USERS and self.users[i] != ANY)
 

@@ -43,11 +43,11 @@ class NodesByUuid:
                 self._set(uuid, tuple(sorted((*other_nodes, node))) if other_nodes else own_name)
 
     def pods_whose_node_lacks(self, uuid: str) -> Iterable[str]:
-        """The UIDs of the pods that hold this card or device and whose own node does not report it."""
+        """The UIDs of the pods that hold this card or device although their own node does not report it."""
         return self._elsewhere.get(uuid, ())
 
     def count_holding_elsewhere(self, uuid: str, uid: str, sign: int) -> None:
-        """Add (sign 1) or remove (sign -1) a pod that holds this card or device, and whose own node does not report
+        """Add (sign 1) or remove (sign -1) a pod that holds this card or device although its own node does not report
         it.
         """
         holders = self._elsewhere.get(uuid, _NO_PODS)

@@ -1,7 +1,7 @@
 """The state of one node: the free amounts of its cards, and how many pods hold each device.
 
-The amounts of all cards are in flat lists, so that placement takes microseconds. The ledger updates these lists when
-holdings change.
+The amounts of all cards are in flat lists, because placement must take only microseconds. The ledger updates these
+lists when holdings change.
 """
 
 from array import array
@@ -132,8 +132,8 @@ class NodeState:
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(share), UNKNOWN_KIND)
 
     def kinds_by_card(self) -> dict[tuple[str | int, ...], int]:
-        """The kinds of all cards for which `kind_of_share` knows the kind: present cards by index and UUID, and former
-        cards by `card_of`.
+        """The kinds of all cards that `kind_of_share` knows: present cards by index and UUID, and former cards by
+        `card_of`.
         """
         present: dict[tuple[str | int, ...], int] = {
             (card.index, card.uuid): kind for card, kind in zip(self.cards, self.kinds, strict=True)
@@ -263,13 +263,13 @@ class NodeState:
         return min(reported, self.max_clients) if reported else self.max_clients
 
     def record_kind_of(self, kinds: CardKinds, use: CardUse, kind: CardKind) -> None:
-        """Record the kind of the card of these shares if the node no longer has the card and its kind is unknown."""
+        """Record the kind of these shares' card, if the card was removed and its kind is unknown."""
         card = card_of(use)
         if card not in self.former_kinds and self.position(use) is None:
             self.former_kinds[card] = kinds.add_card(kind)
 
     def forget(self, kinds: CardKinds, card: str | int) -> None:
-        """Forget a removed card on which no share is held any more."""
+        """Forget a removed card whose last share has ended."""
         kinds.remove_card(self.former_kinds.pop(card))
 
 

@@ -125,7 +125,7 @@ def entries_exceeded_by(
 def entries_exceeded_by_holdings(
     ledger: Ledger, holdings: Iterable[Holding], headroom: Sequence[Headroom]
 ) -> list[quotas.QuotaEntry]:
-    """The quota entries that are exceeded in an amount of which the holdings use some.
+    """The quota entries that are exceeded in an amount that the holdings use.
 
     holdings: of pods of one namespace.
     headroom: what the namespace's quotas still allow now, while the ledger counts the holdings.
@@ -243,7 +243,7 @@ class Scorer:
         return next(self.ranked_nodes(ledger, nodes), None)
 
     def ranked_nodes(self, ledger: Ledger, nodes: Collection[str]) -> Iterator[NodeState]:
-        """The nodes on which the request fits, the best first, by the index of all cards. The ledger must not change
+        """The nodes where the request fits, the best first, from the index of all cards. The ledger must not change
         during the iteration.
         """
         plan = self._search_plan()
@@ -299,7 +299,7 @@ class Scorer:
         return self._score(node, self._search_plan())
 
     def score_all(self, ledger: Ledger, nodes: Iterable[str]) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The score of each node on which the request fits, and the refusal of each other node."""
+        """The score of each node where the request fits, and the refusal of each other node."""
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
         by_name, pick_card = ledger.nodes_by_name(), self._pick_card
@@ -409,7 +409,7 @@ class Scorer:
         )
 
     def place_at(self, node: NodeState, position: int, score: int) -> Placement:
-        """The placement of a one-card request on this card; the caller has checked that it fits."""
+        """The placement of a one-card request on this card. The caller has checked that the request fits."""
         return self._placement(node, self._search_plan(), [[position]], score, {})
 
     def _placement(

@@ -50,7 +50,7 @@ _Choice = tuple[int, list[list[int]]]  # the score, and the card positions for e
 
 
 class SearchTooLong(Exception):
-    """The search for a pod has checked as many cards as its `CheckLimit` allows, and is not at its end."""
+    """The search for a pod is incomplete, although it has checked as many cards as the `CheckLimit` allows."""
 
 
 class CheckLimit:
@@ -113,7 +113,7 @@ def refusal_reason(
 ) -> Refusal:
     """Why the node cannot take the pod.
 
-    failed: the card request that gets no card even alone; None if each fits alone, but not all together.
+    failed: the card request that gets no card even alone; None if each request fits alone, but not all together.
     """
     typed_requests = plan.typed_requests if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
@@ -236,7 +236,7 @@ def _lacks_cards(node: NodeState, card_requests: Sequence[CardRequest]) -> bool:
 
 
 def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[int]) -> NodeState:
-    """A copy of the node on which the card request has taken these cards."""
+    """A copy of the node after the card request has taken these cards."""
     node_copy = node.copy()
     amounts = None if card_request.whole else (MiB(card_request.mem), Percent(card_request.core))
     for i in positions:

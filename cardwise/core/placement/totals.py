@@ -1,7 +1,7 @@
 """Totals for users: for each class and quota entry, the total amounts, the used part, and the pods that use it.
 
-They are computed from the ledger, for commands and statuses; placement does not use them. Devices other than GPUs are
-allocated as a whole, so they are only counted.
+Commands and statuses use these totals, which are computed from the ledger; placement does not. Devices other than GPUs
+are allocated as a whole, so they are only counted.
 """
 
 from collections import Counter
@@ -52,8 +52,8 @@ class EntryView:
     """One entry of a GPUQuota, with the amounts in use.
 
     used: the amounts that the namespace uses.
-    holders: the pods that use them, each with its part, the pod with the most memory first.
-    missing_class_reason: why the entry's class does not exist, so that the entry limits nothing; None if it exists.
+    holders: the pods that use the entry's amounts, with the amounts of each pod. The pod with the most memory is first.
+    missing_class_reason: why the entry's class does not exist. Such an entry limits nothing; None if it exists.
     """
 
     quota: GPUQuota

@@ -1,4 +1,4 @@
-"""The search for victims: which pods to evict so that a pod fits. The same search explains why a pod is pending.
+"""The search for victims: the pods whose eviction lets another pod fit. The same search explains why a pod is pending.
 
 Input: the ledger, the pods that may be evicted, a request. Output: the fewest and least important victims; the
 explanation.

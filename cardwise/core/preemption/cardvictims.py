@@ -2,18 +2,18 @@
 
 Theory of operation. First, `setcover` computes the minimum cost of clearing each card alone. Then choices of cards are
 tried depth first, the cheapest cards first. The cards of a choice are a set of needs, and `setcover` finds the cheapest
-set of pods that meets all of them. A choice is skipped if it cannot be cheaper than the best set so far, or if it
-leaves a later card request too few cards. `preemption` decides which pods may be evicted and which amounts besides
-cards are missing.
+set of pods that meets all of them. Two kinds of choices are skipped: those that cost at least as much as the best set
+so far, and those that leave too few cards for a later card request. `preemption` decides which pods may be evicted and
+which amounts besides cards are missing.
 
 Each card that is tried costs effort, because the number of choices is exponential in the number of requested cards.
 When the effort is spent, the search ends with the best set so far. If there is no set yet, the search continues for
-some extra effort. If it then still has none, no eviction on this node is proposed, although a set may exist.
+some extra effort. If the search then still has no set, no eviction on this node is proposed, although a set may exist.
 
 Example: a pod requests 8 GiB of each of 2 cards. Three full cards of 10 GiB hold pods of 5 and 5 GiB (card 0), of 10
 GiB (card 1), and of 9 and 1 GiB (card 2). To clear one card costs 2, 1 and 1. So cards 1 and 2 are tried first: {10, 9}
-at a cost of 2. Any choice with card 0 costs 3 or more and is skipped. If the budget of the 10 GiB pod allows no
-eviction, card 1 comes last, and the result is {9, 5, 5} at a cost of 3.
+at a cost of 2. Any choice with card 0 costs 3 or more and is skipped. If the budget of the 10 GiB pod forbids its
+eviction, card 1 comes last. Then the result is {9, 5, 5} at a cost of 3.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +64,7 @@ def find_cheapest_victims(
     is_valid: Callable[[Cover], bool],
     effort: CoverEffort,
 ) -> Cover | None:
-    """The cheapest victims; None if no set of candidates is enough, or if none was found before the effort was spent.
+    """The cheapest victims; None if no set of candidates is enough, or if the effort ended before a set was found.
 
     needs: the missing amounts besides cards.
     allowed: how many evictions each disruption budget allows.

@@ -98,7 +98,7 @@ class SmallerRequest:
     """The largest request that could be placed now.
 
     mem: MiB over all its cards.
-    node: the node on which it could be placed.
+    node: the node where the smaller request could be placed.
     cards: the indices of the cards there.
     """
 
@@ -122,7 +122,7 @@ def explain(
 ) -> list[NodeView]:
     """A view of each node for the request, the best node first, refused nodes last.
 
-    ranked: for a scored policy, the engine's score of each node on which the pod fits; None for other policies.
+    ranked: for a scored policy, the engine's score of each node where the pod fits; None for other policies.
     """
     scorer = placement.Scorer(ledger.kinds, request, policy, headroom)
     device_counts = WantedDevices(request.devices).counts
@@ -164,7 +164,7 @@ def find_cheapest_node(
     excluded_uids: Collection[str] = (),
 ) -> CheapestNode | None:
     """The node where the fewest pods would have to end for the request; of equal choices, the node whose pods hold the
-    least memory. None if no choice helps, or if the search, whose effort is limited, finds none
+    least memory. None if no choice helps, or if the search ends early because its effort is limited
     (`preemption.least_harmful_victims`).
 
     views: the nodes, as `explain` returns them; only nodes that refused the request are searched.
@@ -206,8 +206,8 @@ def find_cheapest_node(
 def find_smaller_request(
     ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> SmallerRequest | None:
-    """The largest request like this one that could be placed now; None if there is none, or if the request is for more
-    than one container, for whole cards or for devices.
+    """The largest request like this one that could be placed now; None if no smaller request would fit. Also None for
+    requests of several containers, whole cards or devices.
     """
     if len(request.containers) != 1 or request.devices or request.containers[0].whole:
         return None
@@ -240,7 +240,7 @@ def pods_in_the_way(
     *,
     excluded_uids: Collection[str] = (),
 ) -> tuple[Holding, ...] | None:
-    """The pods that would have to end so that all these requests can be placed, one after another; None if no pods are
+    """The pods that would have to end before all these requests fit, placed one after another; None if no pods are
     enough.
 
     excluded_uids: as in `find_cheapest_node`.

@@ -1,4 +1,4 @@
-"""Preemption on one node: the fewest and least important pods to evict so that a pod fits there.
+"""Preemption on one node: the fewest and least important pods that must be evicted before a pod fits there.
 
 kube-scheduler counts only the totals of a node, so evicting its victims may not free enough on any card. This search
 checks each card as well as the node's totals. The placement engine checks the outcome, and every victim is necessary:
@@ -70,7 +70,7 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemptor:
-    """The pod for which pods may be evicted.
+    """The pod that other pods may be evicted for.
 
     request: its cards and devices; None if it requests none.
     headroom: the amounts that quotas leave to its namespace. Evictions are assumed not to change them.
@@ -87,7 +87,7 @@ class Preemptor:
 class Victims:
     """The pods to evict.
 
-    uids: the UIDs of these pods; empty if it is enough that other pods are being deleted.
+    uids: the UIDs of the pods to evict; empty if the pods that are being deleted already free enough.
     violations: how many evictions exceed disruption budgets.
     highest_priority: the highest priority of the victims; None without victims.
     assignment: the cards that the newcomer gets; None if it requests none.
@@ -109,10 +109,10 @@ def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Coll
 
     For a pod with several card requests or cards, also returns None if the effort is spent before a set is found.
 
-    chosen: the UIDs of kube-scheduler's own victims. If the node's totals do not explain why kube-scheduler evicts such
-        a victim, there is another reason (ports, affinity, a group that is evicted together), and the victim stays in
-        the set. If one of these victims is on another node, returns None: the response may name only pods of this node,
-        so only a part of a group would be evicted.
+    chosen: the UIDs of kube-scheduler's own victims. kube-scheduler may evict such a victim for a reason outside the
+        node's totals (ports, affinity, a group that is evicted together). Then the victim stays in the set. If one of
+        these victims is on another node, returns None. The response may name only pods of this node, so only a part of
+        the group would be evicted.
     """
     if not {resident.uid for resident in full_node.residents}.issuperset(chosen):
         return None
@@ -141,9 +141,7 @@ class _Sums(NamedTuple):
         return _Sums._make(map(sub, self, other))
 
     def shortfall(self, requested: "_Sums") -> dict[object, int]:
-        """The missing amounts, by name, if `self` is free. As in kube-scheduler, amounts that are not requested do not
-        matter.
-        """
+        """The missing amounts, by name, if `self` is free. As in kube-scheduler, only the requested amounts matter."""
         amounts = zip(_Sums._fields, self, requested, strict=True)
         return {name: need - free for name, free, need in amounts if need > max(0, free)}
 

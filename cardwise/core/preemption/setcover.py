@@ -8,8 +8,8 @@ remain, a branch and bound with limited effort finds a set that meets the needs,
 
 Example: a card is 10 GiB short, and its pods hold 8, 6, 5 and 3 GiB. No single pod is enough. The largest is taken, and
 the smallest that adds the missing 2 GiB: {8, 3} at a cost of 2. If the budget of the 8 GiB pod allows no eviction, the
-result is {6, 5} at the same cost. If it allows none of the 6 GiB pod either, no set stays within the budgets (5 + 3 are
-8 GiB): {8, 3} exceeds them by one eviction, and costs `EXCESS_COST` + 2.
+result is {6, 5} at the same cost. If the budget also forbids the eviction of the 6 GiB pod, every set exceeds the
+budgets, because 5 + 3 are only 8 GiB. {8, 3} exceeds them by one eviction, and costs `EXCESS_COST` + 2.
 """
 
 from bisect import bisect_right
@@ -102,7 +102,7 @@ def cheapest_cover(
 
 
 def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
-    """The number of evictions by which these victims exceed the budgets, in total."""
+    """The total number of evictions of these victims that the budgets forbid."""
     counts: dict[str, int] = {}
     for victim in victims:
         for budget in victim.budgets:

@@ -1,7 +1,7 @@
 """Quantities as users write them in Cardwise's custom resources.
 
 They differ from Kubernetes' quantities (`quantity`) in two ways: `10GiB` is allowed and means `10Gi`, as in the
-proposals that ResourceClass follows, and an amount of memory may be 0, or larger than any card.
+proposals that ResourceClass follows. An amount of memory may be 0, or larger than any card.
 """
 
 import math
@@ -31,7 +31,7 @@ def memory(text: str | int) -> int:
     """Parse an amount of memory into MiB, 0 or more. `65536` means MiB; `64Gi` and `64GiB` mean bytes, which are
     rounded up to MiB as in pods. Raises InvalidQuantity.
 
-    `64G` is refused: by Kubernetes' rules it would mean 64,000,000,000 MiB, which no user intends.
+    `64G` is refused: by Kubernetes' rules it would mean 64,000,000,000 MiB, surely by mistake.
     """
     number, is_bytes = quantity.parse(to_kubernetes_spelling(str(text)))
     if str(text).strip()[-1:] in "MGTPE":

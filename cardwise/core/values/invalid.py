@@ -1,6 +1,6 @@
 """`InvalidRequest`, the error for bad input: the field, the problem, and what to write instead.
 
-All modules that read users' input raise this error, so this module imports none of them.
+Raised by all modules that read users' input. So that they can import it, this module imports none of them.
 """
 
 from cardwise.core.values import wording

@@ -1,6 +1,6 @@
 """The API server's rules for names of Kubernetes objects (k8s.io/apimachinery, `validation.go`).
 
-A name from outside the process is checked with these rules before it is used. Lengths are in characters.
+These rules check each name from outside the process before its use. Lengths are in characters.
 """
 
 import re
@@ -45,8 +45,8 @@ def is_label_key(text: str) -> bool:
 
 
 def path_segment_problem(text: str) -> str | None:
-    """Why the text cannot be the name of an object, because it cannot be a segment of a URL path; None if it can. These
-    are the rules of the API server's `IsValidPathSegmentName`, and in addition the text must not be empty.
+    """Why the text cannot be a segment of a URL path, and so cannot be the name of an object; None if it can. These are
+    the rules of the API server's `IsValidPathSegmentName`, and in addition the text must not be empty.
     """
     if not text:
         return "is empty"

@@ -80,7 +80,8 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
 
 
 def with_unit(text: str | int, unit: Unit) -> str:
-    """The gpu-mem amount with `unit` added if it has no unit, so that `memory` reads it correctly: `2` in GiB is `2Gi`.
+    """The gpu-mem amount in a form that `memory` reads correctly: a number without a unit gets `unit`. `2` in GiB is
+    `2Gi`.
 
     An amount with a unit stays unchanged. An invalid amount also stays unchanged, since `memory` refuses it. Raises
     InvalidQuantity if the amount is out of range.
@@ -129,7 +130,7 @@ def memory(text: str | int) -> MiB:
 
 
 def describe_rounding(text: str | int) -> str | None:
-    """The warning that `memory` rounds up an amount of bytes that is not a whole number of MiB; else None."""
+    """The warning that `memory` will round up this amount of bytes to whole MiB; None if it will not."""
     try:
         number, is_bytes = _parse_amount(text)
         mib = memory(text)

@@ -16,8 +16,8 @@ _TIMESTAMP: Final = re.compile(r"(-?[0-9]{1,9})-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+
 
 
 def parse_timestamp(text: object) -> datetime | None:
-    """Parse a timestamp of the API into a time in UTC; None if it is not a timestamp, or has no time zone. Never
-    raises.
+    """Parse a timestamp of the API into a time in UTC; None if the text is not a timestamp, or if its time zone is
+    missing. Never raises.
 
     Times that Python cannot represent become `EARLIEST` or `LATEST`.
     """

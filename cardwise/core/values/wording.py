@@ -1,9 +1,9 @@
 """Numbers, lists and quotations in a sentence, for events, refusals, logs and commands.
 
 Text from outside (annotations, names, output of other programs) may have any length and content. Only these functions
-shorten such text and mark it as a quotation: `quote_text` and `quote_unless_name` for a value in a sentence,
-`sanitize_message` for a sentence that leaves the process or that ends with another program's sentence, `sanitize_line`
-for a printed line.
+shorten such text and mark it as a quotation: Use `quote_text` or `quote_unless_name` for a value in a sentence, and
+`sanitize_line` for a printed line. Use `sanitize_message` for a sentence that leaves the process or that ends with
+another program's sentence.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Leader election without I/O: whether this process holds the Lease, what to send next, and what a response means.
 
-This module uses no clock, thread or network, so that tests can try every order of events. `lease` sends the requests.
+This module is free of clocks, threads and network, so tests can try every order of events. `lease` sends the requests.
 
 Theory of operation: why two processes never hold the Lease at once, even if messages are lost, late or repeated.
 
@@ -8,26 +8,27 @@ Theory of operation: why two processes never hold the Lease at once, even if mes
   count the whole duration from when they received that write. Clocks of different machines are never compared; a margin
   of a tenth of the duration allows for clocks that run five percent fast or slow.
 - No process holds the Lease for longer than `MAX_DURATION` after a renewal: `Election` refuses a longer setting, and a
-  holder counts its own setting, not the duration in the Lease. So it is enough to wait for `MAX_DURATION` after the
-  last change, even if a user has written a duration of one hour into the Lease.
+  holder counts its own setting, not the duration in the Lease. So waiting for `MAX_DURATION` after the last change is
+  enough, even if a user has written a duration of one hour into the Lease.
 - A write replaces exactly the version that was read (the API server compares resourceVersion).
-- A process that creates the Lease holds it only after a whole duration: the Lease may have been deleted while another
-  process held it and has not noticed.
-- A released Lease is acquired at once only if the release is the last event: a restored backup brings back the release
-  of an earlier holder while another process is the leader. A release contains its time. A candidate treats it as the
-  last event only if, by the API server's clock, it is less than one lease duration old, and if it is later than every
-  version that this process has seen. For any other Lease without a holder, a candidate waits as if it had a holder.
-- If a process reads a version again that it has seen before, another process may have held the Lease in between: etcd
-  may have been restored to this version while the reading process was paused, and the holder from before the restore
-  still counts its own duration. So after `SILENT_DURATIONS` durations without a response, the next response is handled
-  like the first one: the process waits until the Lease expires, even if it wrote the version itself. A version that
-  was replaced less than `SILENT_DURATIONS` durations ago cannot be restored, because a restore requires stopping and
-  starting the API servers.
+- A process that creates the Lease holds it only after a whole duration. Before its deletion, the Lease may have had a
+    holder that has not noticed the deletion yet.
+- A released Lease is acquired at once only if the release is the last event. After a restore of a backup, the Lease may
+  show an old release while another process is the leader. A release contains its time. A candidate treats the release
+  as the last event under two conditions. By the API server's clock, it is less than one lease duration old. It is also
+  later than every version that this process has seen. For any other Lease without a holder, a candidate waits as for a
+  Lease with a holder.
+- A process may read a version again that it has seen before. Then etcd may have been restored to this version while the
+  process was paused. Another process may have held the Lease before the restore, and still counts its own duration. So
+  after `SILENT_DURATIONS` durations without a response, the next response is handled like the first one: the process
+  waits until the Lease expires, even if it wrote the version itself. A version that was replaced less than
+  `SILENT_DURATIONS` durations ago cannot be restored, because a restore requires stopping and starting the API servers.
 - If the response to a write is lost, the process recognizes its write later by the exact times in the Lease, never by
   the identity: an earlier process with the same identity may still run.
 
-Example, with a duration of 5 s and a margin of 0.5 s: A sends a renewal at 10.0 s and stops. By its own count it holds
-the Lease until 14.5 s. B reads the renewal at 10.2 s, and takes the Lease at 15.2 s at the earliest: 0.7 s later.
+Example, with a duration of 5 s and a margin of 0.5 s: A sends a renewal at 10.0 s and stops. By the holder's own count,
+it holds the Lease until 14.5 s. B reads the renewal at 10.2 s, and takes the Lease at 15.2 s at the earliest: 0.7 s
+later.
 """
 
 import math
@@ -120,9 +121,9 @@ class Election:
 
     tenure: grows whenever another process may have held the Lease. While it stays the same, no other process has held
         the Lease. The content of the Lease cannot show this: a restored backup or an edit brings back an earlier
-        `leaseTransitions`, and a backup even the same version.
-    is_successor: whether the former holder had released the Lease with none of its requests in flight (`release_call`)
-        when this process acquired it.
+        `leaseTransitions`. A backup even brings back the same version.
+    is_successor: whether this process acquired the Lease from a holder that had released it after the end of all its
+        requests (`release_call`).
     """
 
     def __init__(

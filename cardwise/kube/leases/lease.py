@@ -30,7 +30,7 @@ _RELEASE_SECONDS = 1.0  # seconds; the timeout of each of these calls
 
 
 def new_identity() -> str:
-    """A new identity that no other process has. Call this after a fork, since each process needs its own."""
+    """A new identity that no other process has. Call this after a fork, since each process needs its own identity."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
 
 
@@ -42,13 +42,13 @@ class LeaderElector:
 
     duration: seconds for which a renewal is valid.
     renew_every: seconds between two renewals.
-    margin: how many seconds earlier than other processes this process considers its Lease expired, because clocks may
-        run at different rates; None for a tenth of `duration`.
+    margin: the seconds by which this process stops using its Lease before other processes consider it expired. Needed
+        because clocks may run at different rates; None for a tenth of `duration`.
     on_change: called by the thread with True when this process becomes leader, and with False when it no longer is. It
         must return soon, since no renewal is sent during the call. The call may be late when the API server hangs;
         `is_leader`, `holds_lease` and `epoch` are never late. At the stop, `on_change(False)` is called before the
         Lease is released, and may wait for work that `holds_lease` has allowed.
-    can_act: returns at once whether this process can act. While it cannot, the Lease is neither acquired nor renewed.
+    can_act: returns at once whether this process can act. The Lease is acquired and renewed only if it returns True.
     settled: returns whether no request sent under the Lease is in flight (`Election.release_call`); called at the
         release.
     """
@@ -108,7 +108,7 @@ class LeaderElector:
 
     @property
     def is_successor(self) -> bool:
-        """Whether the former holder had released the Lease with none of its requests in flight; see `Election`."""
+        """Whether the former holder had released the Lease after the end of all its requests; see `Election`."""
         return self._election.is_successor
 
     @property
@@ -117,14 +117,16 @@ class LeaderElector:
         return self._holder
 
     def holds_lease(self, margin: float = 0.0, epoch: int | None = None) -> bool:
-        """Whether this process will still hold the Lease in `margin` seconds, and its epoch is `epoch`, if given."""
+        """Whether this process will still hold the Lease in `margin` seconds, in the epoch `epoch` if given."""
         period = self._election.period  # read once, because the thread replaces the object
         if self._stopping.is_set() or (epoch is not None and epoch != period.epoch):
             return False
         return period.is_valid(self._clock.now(), margin)
 
     def remaining_seconds(self) -> float:
-        """The seconds for which this process holds the Lease without another renewal; 0 if it does not hold it."""
+        """The seconds until the Lease of this process ends without another renewal; 0 if this process is not the
+        holder.
+        """
         period, now = self._election.period, self._clock.now()
         return period.until - now if period.is_valid(now) and not self._stopping.is_set() else 0.0
 
@@ -132,7 +134,7 @@ class LeaderElector:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Stop leading at once, then release the Lease, so that a standby takes over without waiting."""
+        """Stop leading at once, then release the Lease. So a standby can take over without waiting."""
         self._stopping.set()
         if self._thread.is_alive():
             self._clock.join(self._thread, timeout)

@@ -2,9 +2,8 @@
 
 Input: JSON of the API server. Output: records. They follow the API; the types of the domain are in `cardwise.core`.
 
-Fields that Cardwise does not read are skipped. Records are immutable, and the garbage collector does not track them:
-they refer to nothing that refers back. A component that keeps tens of thousands of objects keeps a projection of its
-own.
+Fields that Cardwise does not read are skipped. Records are immutable and have no circular references, so the garbage
+collector does not track them. A component that keeps tens of thousands of objects keeps a projection of its own.
 
     meta                 metadata of all objects
     extendedresources    cards and other devices, with their whole status

@@ -30,7 +30,7 @@ _MPS_STATES_THAT_TAKE_PODS = (MpsState.READY, MpsState.OFF)
 
 
 class Cordon(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Why, by which user and when (RFC 3339) a card or device was cordoned; for users."""
+    """The cordon of a card or device, for users: its reason, its author and its time (RFC 3339)."""
 
     reason: str = ""
     user: str = ""
@@ -109,7 +109,8 @@ class MpsStatus(Struct, rename="camel", frozen=True, gc=False):
 class IsolationStatus(Struct, rename="camel", frozen=True, gc=False):
     """The tiers of isolation of a card (`cardwise.core.api.isolation`), as its node's device plugin reports them.
 
-    memory_reason, compute_reason: why the tier is not stronger, or what is not certain about it; "" for nothing.
+    memory_reason, compute_reason: why a stronger tier is not possible, or which fact about this tier is uncertain; ""
+        for nothing.
     """
 
     memory: str = ""
@@ -181,7 +182,7 @@ prepare_types(ContainerShare)
 
 
 def decode(raw: bytes) -> ExtendedResource:
-    """Decode an ExtendedResource. A malformed share gets the UID "", which is not a pod's: the schema forbids such
+    """Decode an ExtendedResource. A malformed share gets the UID "", which belongs to no pod. The schema forbids such
     shares, but a single one must not make the whole card unreadable. Raises msgspec.DecodeError.
     """
     try:
@@ -227,7 +228,7 @@ def labels_of(resource: ExtendedResource) -> dict[str, str]:
 
 
 def card_of(resource: ExtendedResource, classifier: Classifier | None = None) -> Card:
-    """The card of an ExtendedResource. Without a classifier, the card has no classes."""
+    """The card of an ExtendedResource. If `classifier` is None, the card has no classes."""
     spec = resource.spec
     card_classes = _NO_CLASSES
     if classifier is not None:

@@ -1,4 +1,4 @@
-"""GPUQuotas: the quota, or why it cannot be read, and its status."""
+"""GPUQuotas: the quota with its status, or the reason why the quota is unreadable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _decode_json: Final = msgspec.json.Decoder(Json).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaRecord:
-    """A GPUQuota. `used`: the amounts in use according to its status, by (class, model) of its entries."""
+    """A GPUQuota. `used`: the used amounts from the status, by the (class, model) of each entry."""
 
     namespace: str
     name: str

@@ -4,7 +4,9 @@ from msgspec import Struct
 
 
 class OwnerReference(Struct, rename="camel", frozen=True, gc=False):
-    """An owner. Deleting it deletes this object. `controller`: it also recreates this object if it is deleted."""
+    """An owner. Deleting it deletes this object. `controller`: whether the owner recreates this object after a
+    deletion.
+    """
 
     api_version: str = ""
     kind: str = ""
@@ -16,8 +18,8 @@ class OwnerReference(Struct, rename="camel", frozen=True, gc=False):
 class ObjectMeta(Struct, rename="camel", frozen=True, gc=False):
     """The metadata of an object. Times are RFC 3339 strings as sent.
 
-    There is no resourceVersion, so that objects with equal content are equal: if a write changes none of these fields,
-    a reflector sees no change.
+    The resourceVersion is left out, so objects with equal content are equal. If a write leaves all these fields as they
+    are, a reflector sees no change.
 
     deletion_grace_period_seconds: set while the object is being deleted, as `deletion_timestamp`.
     """

@@ -143,7 +143,9 @@ class Pod(Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def static(self) -> bool:
-        """Whether this is the mirror pod of a static pod: it is not scheduled, so its annotations do not count."""
+        """Whether this is the mirror pod of a static pod. Such a pod is never scheduled, and its annotations are
+        ignored.
+        """
         return names.MIRROR in self.metadata.annotations
 
     def to_json(self) -> Json:

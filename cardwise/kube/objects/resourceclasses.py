@@ -19,7 +19,7 @@ class ClassRecord:
     """A ResourceClass.
 
     created: the creationTimestamp in UTC; comparing the texts compares the times.
-    auto_models: the models for which Cardwise wrote the class; empty if a person has created or edited it.
+    auto_models: the models of an automatic class; empty if a person has created or edited the class.
     """
 
     name: str = ""

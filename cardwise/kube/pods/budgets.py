@@ -100,9 +100,9 @@ class Budgets:
     """All budgets, by "namespace/name". Not thread-safe: callers must hold the lock of the extender's state.
 
     A user may create budgets with millions of label conditions, and look-ups happen under that lock. So only
-    `MAX_CONDITIONS_PER_NAMESPACE` label conditions of the budgets of one namespace are checked. If there are more, all
-    pods of the namespace are also covered by a budget without a name, which allows no disruption. This budget also
-    covers each pod that is covered by more than `MAX_BUDGETS_PER_POD` budgets.
+    `MAX_CONDITIONS_PER_NAMESPACE` label conditions of the budgets of one namespace are checked. If there are more, a
+    nameless budget that forbids every disruption also covers all pods of the namespace. This budget also covers each
+    pod that is covered by more than `MAX_BUDGETS_PER_POD` budgets.
     """
 
     def __init__(self) -> None:
@@ -148,8 +148,8 @@ class Budgets:
         }
 
     def budgets_changed_since(self, earlier: "Budgets") -> dict[str, list[Budget]]:
-        """By namespace, budgets that cover each pod for which a budget has changed since the snapshot `earlier`. Where
-        many have changed, one budget that covers all pods stands for them, because callers compare many pods with each.
+        """By namespace, the budgets of pods whose budgets have changed since the snapshot `earlier`. Where many have
+        changed, one budget that covers all pods stands for them, because callers compare many pods with each.
         """
         namespaces = self.namespaces_changed_since(earlier)
         if len(namespaces) > _MAX_CHANGED_NAMESPACES:

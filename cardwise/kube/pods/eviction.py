@@ -1,4 +1,4 @@
-"""Evicts a pod by the Eviction API, if its disruption budgets allow it."""
+"""Evicts a pod by the Eviction API, if the pod's disruption budgets allow the eviction."""
 
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
@@ -17,8 +17,8 @@ def evict(
     dry_run: bool = False,
     grace: int | None = None,
 ) -> None:
-    """Evict the pod, if it still has this UID. Raises KubeError: TooManyRequests if a disruption budget does not allow
-    the eviction, NotFound or Conflict if the pod is gone.
+    """Evict the pod if its UID is still the same. Raises KubeError: TooManyRequests if a disruption budget does not
+    allow the eviction, NotFound or Conflict if the pod is gone.
 
     version: evict the pod only if it has this resourceVersion, else raise Conflict; "" for any version.
     grace: the grace period in seconds; None for the pod's own.

@@ -13,8 +13,8 @@ _MAX_CACHED_LOADS: Final = 65_536  # distinct loads that are cached
 
 
 def load_of_pod(spec: PodSpec) -> Load:
-    """The pod's load: the sum of its containers and sidecars, or the largest load during its initialization if that is
-    larger.
+    """The pod's load: the maximum of two amounts, the sum of all containers and sidecars, and the largest load during
+    initialization.
     """
     cpu = memory = max_cpu = max_memory = 0
     for container in spec.init_containers or ():

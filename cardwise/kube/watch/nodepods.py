@@ -39,5 +39,5 @@ class NodePods(Generic[T]):
         return list(self._reflector.store.snapshot().values())
 
     def find_pod(self, uid: str) -> T | None:
-        """The pod with this UID, as last observed; None if no such pod is bound to the node. Sends no request."""
+        """The pod with this UID, as last observed; None if the node has no such pod. Sends no request."""
         return self._reflector.store.get(uid)

@@ -1,7 +1,7 @@
 """A reflector: keeps a projection of one kind of object up to date with the API server, by list and watch.
 
-The informer of the official Python client has no socket timeout, no paging, no bookmarks and no back-off. This module
-has the thread and the I/O; `store.Store` has the known objects and computes the changes.
+The informer of the official Python client lacks socket timeouts, paging, bookmarks and back-off. This module has the
+thread and the I/O; `store.Store` has the known objects and computes the changes.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ class Handler(Protocol[H_contra]):
     """Handles changes. The reflector's thread calls it for one change at a time, after the change is in the store.
 
     Exceptions are logged with tracebacks and counted, and the thread continues with the next change. A failed change is
-    delivered again after a while, or together with the key's next change. `old` is then the last value for which the
-    handler did not fail.
+    delivered again after a while, or together with the key's next change. `old` is then the last value that the handler
+    has accepted.
     """
 
     def on_change(self, key: str, old: H_contra | None, new: H_contra) -> None:
@@ -76,7 +76,7 @@ class WatchPace:
 
     watch_min, watch_max: a watch lasts a random time between these.
     silence: a watch that sends nothing for this time is considered lost. The API server sends a bookmark each minute,
-        except for kinds without events since its start. If nothing arrived since the watch was opened, the reflector
+        but only for kinds with an event since its start. If nothing arrived since the watch was opened, the reflector
         lists again: after etcd was restored from a backup, an API server accepts a watch from a version that it does
         not have yet, and sends nothing until it has it (kubernetes#107457).
     backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default longest pause is for
@@ -97,8 +97,8 @@ CENTRAL_PACE = WatchPace(backoff_cap=5.0)
 class Reflector(Generic[T]):
     """Lists and watches one kind of object.
 
-    project: turns an object's JSON into a key and a compact value. If it returns None, the object is ignored, and
-        removed from the store if it was there.
+    project: turns an object's JSON into a key and a compact value. If it returns None, the object is ignored, and a
+        former version is removed from the store.
     identity_of: returns the object's "namespace/name" (or name) from its key and value. Without this function, each
         object of a list is decoded a second time.
     on_list_failed: called when a list fails. Some of its objects may have been projected without being in the store.

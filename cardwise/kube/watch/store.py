@@ -1,7 +1,7 @@
 """The part of a reflector without I/O: the known objects, and the changes that an event or a new list causes.
 
-It uses no I/O, clock or threads, so that property tests can check its contract: after a list and events, the store has
-the current objects, and applying all diffs in order leads to the same objects.
+It is free of I/O, clocks and threads, so property tests can check its contract. After a list and events, the store has
+the current objects. Applying all diffs in order leads to the same objects.
 """
 
 from collections.abc import Collection, Iterable
@@ -27,9 +27,9 @@ class Diff(Generic[T]):
 class Store(Generic[T]):
     """The values that the projection returned, by key. Events update them by the object's identity ("namespace/name").
 
-    The projection chooses the key, often the UID. So if an object was deleted and created again with the same name
-    between two watches, this is one deletion and one addition, never an update. Values are compared by `==`; an event
-    is not a change if the value stays equal. One thread writes; any thread may read.
+    The projection chooses the key, often the UID. An object may be deleted and created again with the same name between
+    two watches. Then the store shows one deletion and one addition, never an update. Values are compared by `==`; an
+    event is not a change if the value stays equal. One thread writes; any thread may read.
     """
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Store(Generic[T]):
         return diff
 
     def reuse_known(self, key: str, record: T) -> T:
-        """The known value if it equals `record`, else `record`. So the values of a list without changes need no
-        additional memory.
+        """The known value if it equals `record`, else `record`. So a list with unchanged values takes no additional
+        memory.
         """
         known_record = self._records.get(key)
         return known_record if known_record is not None and known_record == record else record

@@ -1,7 +1,8 @@
 """The HTTP server of /metrics, /healthz, /readyz and /configz, on a separate port without TLS.
 
-The port is separate because probes and scrapers have no client certificates, and because the device plugin and the MPS
-manager have no other port. The server runs in threads: start it in the process whose health it reports, after a fork.
+The port is separate for two reasons: probes and scrapers lack client certificates, and the device plugin and the MPS
+manager have only this port. The server runs in threads. So start it after a fork, in the process whose health it
+reports.
 """
 
 import socket

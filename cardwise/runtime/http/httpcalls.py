@@ -1,8 +1,8 @@
 """Parses HTTP/1.1 calls for WSGI, and encodes responses.
 
-The parser is llhttp (httptools), the parser of Node.js. `Reader` also rejects what llhttp accepts beyond RFC 9112, so
-that no other parser interprets a call differently; h11 is the oracle of the tests. Nothing here waits or does I/O, so a
-call may arrive in pieces of any size.
+The parser is llhttp (httptools), the parser of Node.js. `Reader` also rejects what llhttp accepts beyond RFC 9112,
+because other parsers might interpret such a call differently. The tests compare it with h11. Nothing here waits or does
+I/O, so a call may arrive in pieces of any size.
 """
 
 import io
@@ -92,8 +92,8 @@ class HttpCall(NamedTuple):
 class Reader:
     """Parses the calls of one connection, one at a time.
 
-    If a client sends more bytes before it has the response to its call, the call is the last call of the connection and
-    these bytes are not parsed. HTTP/1.1 lets a client do so (pipelining), but Cardwise's clients do not.
+    If a client sends more bytes before the response to its call, these bytes are ignored, and the connection ends after
+    the response. HTTP/1.1 lets a client do so (pipelining), but Cardwise's clients do not.
 
     shared: the part of the environ that is the same for all calls.
     max_body_bytes: maximum number of bytes of a body. A larger body is not read: the call has an empty input, and as
@@ -238,7 +238,7 @@ class Reader:
 
 
 def client_network(address: str) -> str:
-    """The network by which a client counts in limits: an IPv4 address itself, the /64 network of an IPv6 address.
+    """The key of a client in limits: an IPv4 address itself; the /64 network of an IPv6 address.
 
     One IPv6 host may have all 2^64 addresses of its network. An IPv4-mapped address (`::ffff:10.1.2.3`), which a socket
     for both families shows for IPv4 clients, counts as the IPv4 address.
@@ -274,7 +274,7 @@ def move_long_call(environ: Environ, owner: str) -> None:
     """Move the running call to the server's threads for calls that take long: the application is called again there.
 
     Raises TakesLong, which the application must not catch. Does nothing if the call already runs on these threads, or
-    if the server has none.
+    if the server lacks them.
     """
     if environ.get(LONG_OWNER_KEY, "") is None:
         raise TakesLong(owner)

@@ -1,13 +1,13 @@
 """An HTTP/1.1 server for WSGI applications that assigns a thread to a call only when the call is complete.
 
-One thread accepts connections, performs TLS handshakes and reads, without ever waiting for a client. A client that is
-silent or slow in the handshake, in a call or in reading a response costs only a socket and some memory, until its time
-limit or until other clients need its slot (`Limits`). Clients with a certificate keep their slot. All limits of an
-address count an IPv6 client by its /64 network (`client_network`).
+One thread accepts connections, performs TLS handshakes and reads, without ever waiting for a client. A client may be
+silent or slow in the handshake, in a call or in reading a response. It then costs only a socket and some memory, until
+the time limit or until other clients need the slot (`Limits`). Clients with a certificate keep their slot. All limits
+of an address count an IPv6 client by its /64 network (`client_network`).
 
-When a client closes its connection while its call waits for a thread, the call is dropped. The call is also dropped if
-the client only closes its sending side. HTTP/1.1 allows this, but Cardwise's clients do not do it (Go's transport
-closes both sides when a call is cancelled or times out), and Go's server also treats it as the end of the connection.
+If a client closes the connection while a call waits for a thread, the call is dropped. The call is also dropped if the
+client only closes its sending side. HTTP/1.1 allows this, but Cardwise's clients never do it: Go's transport closes
+both sides when a call is cancelled or times out. Go's server also treats it as the end of the connection.
 
     accept ──► HANDSHAKE ──► IDLE ──► READING ──► BUSY (a thread has it) ──► IDLE, READING, WRITING or CLOSING
                (TLS only)      └──────────────────►┘
@@ -115,21 +115,21 @@ class PhaseLimits(NamedTuple):
 class Limits:
     """The limits for clients.
 
-    handshake, idle, reading, writing, closing: the limits of the phases. Go's clients close idle connections after
-        90 s, so `idle` is longer: if the server closed first, a call could meet the closing connection, and Go does not
+    handshake, idle, reading, writing, closing: the limits of the phases. Go's clients close idle connections after 90
+        s, so `idle` is longer. If the server closed first, a call could meet the closing connection, and Go does not
         repeat a POST.
     busy: maximum number of waiting and running calls of an address without a certificate. A flow is an owner of calls:
         a namespace in the calls of an API server. If there are more calls, the flow with the most calls loses its last
-        call; of flows with equally many calls, the flow that has recently used the most time. So each of N flows may
-        have an Nth of the calls, regardless of the other flows. If there are more flows than slots, the flows that
-        have used the least time may wait.
+        call. Of several such flows, the one that has recently used the most time loses it. So each of N flows may have
+        an Nth of the calls, regardless of the other flows. If there are more flows than slots, the flows that have used
+        the least time may wait.
     source: maximum number of connections of one address without a certificate; further connections are refused.
     body: maximum number of bytes of the body of a call.
     held: maximum number of bytes of memory of all connections without a certificate and their calls. Above this, the
         address with the most memory loses a waiting call: the largest call of its largest flow. So each of N addresses
-        may use an Nth of the memory, regardless of the other addresses, and an API server does not lose the calls of
-        one owner because of another owner. Idle connections count together: if they use more memory than any address,
-        the connection that has been idle for longest is closed, since this loses no call.
+        may use an Nth of the memory, whatever the other addresses use. For the same reason, an owner behind an API
+        server cannot displace the calls of another owner. Idle connections count together. If they use more memory than
+        any address, the connection with the longest idle time is closed, since this loses no call.
     """
 
     handshake: PhaseLimits = PhaseLimits(2.0, 1000)
@@ -242,7 +242,7 @@ class _Connection:
 
     @property
     def next_flow(self) -> Flow:
-        """The flow of the complete call, for which a connection must have one."""
+        """The flow of the complete call. Raises TypeError if the call is incomplete."""
         if self.reader.call is None:
             raise TypeError(self.phase)
         environ = self.reader.call.environ

@@ -78,7 +78,7 @@ class Server:
     alive: called several times a second; returns at once. While it returns False there is no heartbeat, and after two
         to three seconds the process is replaced.
     call_owner: returns the owner of a call (such as a namespace), by the call's environ; see `Listener`.
-    prompt: the paths whose calls have separate threads, so that they do not wait for other calls.
+    prompt: the paths whose calls have separate threads, and so never wait for other calls.
     long_threads: the number of threads for calls that take long (`httpcalls.move_long_call`). 0: such calls are not
         moved.
     slow_bind: an address whose calls have up to `slow_threads` separate threads.
@@ -140,7 +140,9 @@ class Server:
         }
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then raise SystemExit as gunicorn does; not 0 if no process can start."""
+        """Serve until SIGTERM or SIGINT, then raise SystemExit as gunicorn does. The exit code is above 0 if the
+        process cannot be started.
+        """
         _Application(self._settings, self.app).run()
 
     def _on_worker_started(self, worker: Any) -> None:

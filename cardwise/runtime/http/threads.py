@@ -1,18 +1,19 @@
 """Threads that answer calls in a fair order: each client address gets the same time.
 
-Fairness is by time instead of calls, since one call may take a hundred times as long as another. Example with four
+Fairness is measured by time instead of calls, since one call may take a hundred times as long as another. Example with
+four
 threads: the calls of address A take 400 ms each, those of address B 4 ms; B has a hundred calls answered for each call
-of A. A call is charged its CPU seconds, or its seconds on a thread divided by the number of threads, whichever is more,
-because calls compete for the CPU and for threads.
+of A. Calls compete for the CPU and for threads. So a call is charged the larger one of two amounts: its CPU seconds,
+and its seconds on a thread divided by the number of threads.
 
-If N + 1 addresses always have waiting calls, each address gets 1/(N + 1) of the time, regardless of the numbers of its
-connections, calls or namespaces. An API server calls for the whole cluster, but has no greater weight: without a
-certificate it cannot be distinguished from other clients, and any client could claim any namespace. But the call of an
-address that uses less than its share starts as soon as a thread is free. Of T threads, the calls of
-one address occupy at most T - 1, so a thread is left for the first call of another address. In the same way, the calls
-of one owner occupy at most T - 2, so a thread is left for another owner of the same address. So while N other
-addresses attack, pods are created without extra delay as long as the calls of the API server need less than 1/(N + 1)
-of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
+If N + 1 addresses always have waiting calls, each address gets 1/(N + 1) of the time, however many connections, calls
+or namespaces it has. An API server calls for the whole cluster, but its weight is that of other addresses: if it sends
+no certificate, it looks like any other client, and every client could claim any namespace. But the call of an address
+that uses less than its share starts as soon as a thread is free. Of T threads, the calls of one address occupy at most
+T - 1, so a thread is left for the first call of another address. In the same way, the calls of one owner occupy at most
+T - 2 threads. So a thread is left for another owner of the same address. So if N other addresses attack, pods are
+created without extra delay, provided that the API server's calls need less than 1/(N + 1) of the CPU. If certificates
+are required (`webhook.clientCA`), other addresses cannot call.
 """
 
 import threading
@@ -94,7 +95,7 @@ class _Address:
         return call
 
     def finish_call(self, call: QueuedCall) -> None:
-        """Record that a running call has ended, so that the owner's next call may begin."""
+        """Record that a running call has ended. Then the owner's next call may begin."""
         self.running_calls[call.owner] -= 1
         if not self.running_calls[call.owner]:
             del self.running_calls[call.owner]
@@ -106,9 +107,9 @@ class CallThreads:
     """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
     With more calls than threads, all client addresses get the same time, and within an address all owners of its calls.
-    The calls of one address occupy all threads but one at most, those of one owner all but two, so that other addresses
-    and owners do not wait for calls that take long. Calls without an address (from clients with a
-    certificate) or without an owner have no such limit.
+    At least one thread is never used by calls of the same address, and at least two are never used by calls of the same
+    owner. So other addresses and owners do not wait for calls that take long. Two kinds of calls are not limited: calls
+    from clients with a certificate, which have no address here, and calls without an owner.
     """
 
     def __init__(self, name: str, max_threads: int, clock: Clock = SYSTEM) -> None:
@@ -127,8 +128,8 @@ class CallThreads:
     def is_busy(self, address: str = "", owner: str = "") -> bool:
         """Whether a call waits, or whether a call of the address and owner would have to wait if it were submitted now.
 
-        A call may have to wait even if threads are free, because its owner or address already has as many running calls
-        as it may have.
+        A call may have to wait even if threads are free, because the running calls of its owner or address have reached
+        the limit.
         """
         with self._changed:
             if self._waiting or not (self._free or self._unstarted):
@@ -137,7 +138,7 @@ class CallThreads:
             return calls is not None and (self._has_max_of(address) or calls.has_max_of(owner))
 
     def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> QueuedCall:
-        """Queue a call for the next free thread. `owner`: the namespace or other owner for which the address calls."""
+        """Queue a call for the next free thread. `owner`: the owner of the call, for example a namespace."""
         call = QueuedCall(run, address, owner)
         with self._changed:
             self._addresses.setdefault(address, _Address(self._max_of_owner)).add_call(call)

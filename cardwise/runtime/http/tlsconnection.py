@@ -1,8 +1,8 @@
 """TLS on a non-blocking socket, where OpenSSL does not read from the network itself.
 
-TLS records may have no data: TLS 1.3 lets a peer change its keys as often as it likes (RFC 8446, section 4.6.3), and
-OpenSSL continues to read while such records arrive. So this class passes a limited number of bytes to OpenSSL at a
-time, and closes the connection of a peer that sends many bytes without data.
+TLS records may have no data: In TLS 1.3 a peer may change its keys without limit (RFC 8446, section 4.6.3), and OpenSSL
+continues to read while such records arrive. So this class passes a limited number of bytes to OpenSSL at a time. It
+closes the connection of a peer that sends many bytes without data.
 """
 
 import contextlib

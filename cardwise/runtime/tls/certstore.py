@@ -35,7 +35,7 @@ class CertStore(Protocol):
     def load(self) -> FilesWithVersion: ...
 
     def save(self, files: Mapping[str, bytes], version: str | None) -> bool:
-        """Replace all files. Returns False, without a change, if the store is no longer at `version`."""
+        """Replace all files. If the version of the store is no longer `version`, changes nothing and returns False."""
 
     def current_time(self) -> datetime | None:
         """The time by the store's clock; None if it is unknown."""

@@ -1,6 +1,6 @@
-"""Replaces a set of files atomically, so that no reader sees a new certificate with an old key for long.
+"""Replaces a set of files atomically. A reader must not see a new certificate with an old key for long.
 
-For the certificate store on disk and the directory that servers read. Works as the kubelet does for Secret volumes: the
+For the certificate store on disk and the directory that servers read. Works like the kubelet's Secret volumes. The
 files are written to a new directory, and one rename replaces the link `..data`, through which all file names resolve.
 """
 

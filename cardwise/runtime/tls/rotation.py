@@ -1,8 +1,9 @@
 """Rotation of certificates: one pure step from the stored files to the files to store.
 
-This module has no store and no thread, so that tests can simulate years. A CA is replaced in three steps, so that no
-client ever gets a certificate that it cannot verify. First the next CA is only added to the bundle. After `overlap` the
-next CA signs the leafs. After another `overlap`, when all replicas and clients use the new CA, the old CA is removed.
+This module is free of stores and threads, so tests can simulate years. A CA is replaced in three steps. At each step,
+every client can verify the certificates that it gets. First the next CA is only added to the bundle. After `overlap`
+the next CA signs the leafs. After another `overlap`, when all replicas and clients use the new CA, the old CA is
+removed.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ _LAST_DAY = timedelta(days=1)  # the time before the end in which a leaf must be
 class Lifetimes:
     """The lifetimes of certificates.
 
-    kube-scheduler reads its certificate and the bundle only at its start. So client certificates live longer than
+    kube-scheduler reads its certificate and the CA bundle only when it starts. So client certificates live longer than
     server certificates, and `overlap` must be as long as such a client may run: see `for_clients_without_reload`.
 
     overlap: must be longer than the slowest client takes to get a new bundle, and longer than two check intervals.
@@ -58,7 +59,7 @@ class Lifetimes:
 
     @classmethod
     def for_clients_without_reload(cls) -> Self:
-        """The lifetimes for clients that may run for a year with the files that they read at their start."""
+        """The lifetimes for clients that read the files only at their start and may run for a year."""
         return cls(authority_renew=timedelta(days=3 * 365), overlap=timedelta(days=365))
 
 
@@ -101,8 +102,8 @@ def advance_certificates(
     """The files to store now; equal to `stored` if nothing is due.
 
     Recreates damaged certificates, and certificates that are not valid yet (because the clock was ahead when they were
-    created). If the key of a CA is lost, its leafs are kept while clients trust them. Meanwhile the next CA is added to
-    the bundle; it signs after `overlap`, or earlier if a leaf cannot be kept any longer.
+    created). If the key of a CA is lost, the leaf certificates of that CA are kept while clients trust them. Meanwhile
+    the next CA is added to the bundle; it signs after `overlap`, or earlier if a leaf cannot be kept any longer.
 
     before: the files that this process last read from the store, to restore an empty store or the lost key of a CA.
     """
@@ -121,7 +122,7 @@ def advance_certificates(
 
 
 def has_authority_key(files: Mapping[str, bytes]) -> bool:
-    """Whether the CA can sign: its key exists and matches its certificate."""
+    """Whether the CA can sign, because the key exists and matches the certificate."""
     return KeyPair(files.get(AUTHORITY_CERT, b""), files.get(AUTHORITY_KEY, b"")).matches()
 
 

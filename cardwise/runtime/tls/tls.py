@@ -54,7 +54,7 @@ _MAX_WAIT_SECONDS = 30.0  # maximum seconds for which a certificate is held back
 def server_hosts(service: str, namespace: str, hosts: Sequence[str], *, is_shared: bool) -> tuple[str, ...]:
     """The names and addresses of a server's certificate: those of its Service and of loopback, and `hosts`.
 
-    is_shared: whether replicas on several machines share the certificate; otherwise it also has this machine's name.
+    is_shared: whether replicas on several machines share the certificate; if not, this machine's name is included.
     """
     in_cluster = (f"{service}.{namespace}.svc", f"{service}.{namespace}", service)
     machine = () if is_shared else (socket.gethostname(),)
@@ -68,11 +68,11 @@ class UnusableCertificates(Exception):
 class CertificateManager(ABC):
     """Checks the certificates periodically.
 
-    Call `ensure_certificates` in `main`, so that the files exist when the server starts, and `start` in the serving
-    process (threads do not survive gunicorn's fork).
+    Call `ensure_certificates` in `main`: the files must exist when the server starts. Call `start` in the serving
+    process, because threads do not survive gunicorn's fork.
 
-    on_bundle: called with the CA bundle (PEM) after each check, even if the bundle has not changed, because another
-        program may have removed the published bundle.
+    on_bundle: called with the CA bundle (PEM) after each check, also with an unchanged bundle, because another program
+        may have removed the published bundle.
     interval: seconds between two checks.
     """
 

@@ -1,4 +1,4 @@
-"""CuPy: limits its memory pools, in bytes, by the variable that CuPy reads when it creates a pool.
+"""Limits CuPy's memory pools, in bytes, by the variable that CuPy reads when it creates a pool.
 
 A program's own call of set_limit comes later and takes precedence. Python 3.7 and above.
 """

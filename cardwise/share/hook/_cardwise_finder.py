@@ -1,6 +1,6 @@
 """Watches imports for the frameworks: a finder at the front of sys.meta_path.
 
-For a watched module, the finder calls the finders after it, and `_cardwise_wrapping` wraps the loader that they return.
+For a watched module, this finder calls the later finders, and `_cardwise_wrapping` wraps the loader that they return.
 Any other import costs one dictionary lookup. The finder removes itself when every watched module has run. Each start of
 Python in the container loads this file, so it contains only the code that every start needs. Python 3.7 and above.
 """

@@ -1,9 +1,9 @@
 """JAX: puts the memory fraction into the environment while JAX reads it.
 
-JAX reads the environment when it starts its GPU backend, long after its import, and refuses to start if both the old
-and the new variable are set. So the hook sets the variable at that moment, unless the program has set it before. If the
-program has set the new variable, the hook removes the old variable if it has the value that the webhook sets in pods.
-Python 3.7 and above.
+JAX reads the environment when it starts its GPU backend, long after the import. If both the old and the new variable
+are set, JAX refuses to start. So the hook sets the variable at that moment, unless the program has set it before. If
+the program has set the new variable, the hook removes the old variable if it has the value that the webhook sets in
+pods. Python 3.7 and above.
 """
 
 import functools

@@ -7,7 +7,7 @@ device configuration. A later limit is impossible. The hook acts according to th
 - memory growth: the hook sets per_process_gpu_memory_fraction, up to which the memory may grow;
 - nothing: each visible GPU gets one logical device with the share as memory_limit.
 
-A session with its own ConfigProto gets a copy of this ConfigProto with the fraction. Python 3.7 and above.
+If a session has its own ConfigProto, the session gets a copy of it with the fraction added. Python 3.7 and above.
 """
 
 import functools

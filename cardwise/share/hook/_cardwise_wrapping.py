@@ -31,8 +31,8 @@ class FrameworkShare:
 def read_share(file: str, log: "Any") -> "FrameworkShare | None":
     """Read the share from the environment, else from the agent's file. None if no framework needs a limit.
 
-    A whole card needs no limit. A share that the kernel enforces needs no limit either: the card that a program sees is
-    as large as the share, so a fraction would limit it again.
+    A whole card needs no limit. A share that the kernel enforces also needs no limit. The program sees a card of the
+    size of the share, so a fraction would limit the share a second time.
     """
     document: Any = {}
     if os.path.exists(file):

@@ -1,8 +1,8 @@
 """Runs at each start of Python in a container where the hook is mounted and its folder is in PYTHONPATH.
 
 Installs `_cardwise_finder`, which watches for the frameworks. Then runs the image's own sitecustomize, which this file
-hides. No error of this file may reach the program, and the file must not delay the start. So it imports only modules
-that the interpreter has imported already, and reads no file if there is no share. Python 3.7 and above.
+hides. Errors of this file must not reach the program, and the file must not delay the start. So it imports only modules
+that the interpreter has imported already. It reads files only if there is a share. Python 3.7 and above.
 """
 
 import os

@@ -1,8 +1,8 @@
 """The placement engine for all policies: chooses a node and cards for a pod, by scores of all nodes or by cards alone.
 
 The extender uses this engine for scored policies and `placement` for the others; the simulator and the tests use this
-engine for all policies. It sees changes of its ledger; callers report all other changes of nodes. Not thread-safe: the
-owner must lock it.
+engine for all policies. The engine sees changes of the ledger itself. Callers report all other changes of nodes. Not
+thread-safe: the owner must lock it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -134,9 +134,9 @@ class Engine:
         return policy in self._views and len(self._changed) <= _MAX_CHANGED_NODES
 
     def warm(self, max_nodes: int = 256) -> bool:
-        """Do one piece of background work, for up to `max_nodes` nodes: read changed nodes, continue a scan of all
-        nodes, or score nodes for shapes that several decisions have used and that have many stale scores, the most
-        recently used first.
+        """Do one piece of background work, for up to `max_nodes` nodes. It is the first of these that is due: read
+        changed nodes, continue a scan of all nodes, or score nodes for a shape. Shapes are due if several decisions
+        have used them and many of their scores are stale; the most recently used shape comes first.
 
         Returns whether there may be more work.
         """
@@ -207,7 +207,7 @@ class Engine:
     def scores(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom] = ()
     ) -> dict[str, int] | None:
-        """The nodes on which the pod fits, with scores that all differ; None if the policy cannot score the request."""
+        """The nodes where the pod fits, each with a different score; None if the policy cannot score the request."""
         has_features = self._refresh(policy)
         self._catch_up(_UNLIMITED_NODES)
         card_requests = fitting.card_requests(request)

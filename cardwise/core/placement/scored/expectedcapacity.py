@@ -1,14 +1,14 @@
-"""Expected capacity: the value of nodes on which several cards may become empty at the same time, because pods end.
+"""Expected capacity: the value of nodes where several cards may become empty at the same time, because pods end.
 
 Theory of operation. A request for several whole cards needs cards of one node that are empty at the same time. If pods
-arrive and end all the time, this is rare, unless no new pod is placed on the emptiest nodes. So a node also has a value
-for such a request if it cannot take the request yet: the value of an empty node times 0.6 for each blocking share.
-0.6 is the chance that a share ends before new shares come. The blocking shares are those on the cards with the fewest
-shares.
+arrive and end all the time, this is rare. New pods must avoid the emptiest nodes, so that it happens. So a node also
+has a value for such a request if it cannot take the request yet: the value of an empty node times 0.6 for each blocking
+share. 0.6 is the chance that a share ends before new shares come. The blocking shares are those on the cards with the
+fewest shares.
 
 Example: a request for 4 cards has a weight of 1. It counts 30 on an empty node of 4 cards, 18 on a node with one share,
-and 6.48 on a node with three. A pod on the first of these two nodes costs 18 - 10.8 = 7.2, one on the second 6.48 -
-3.888 = 2.592: the pod goes to the second, and the first may become empty.
+and 6.48 on a node with three. A pod on the first of these two nodes costs 18 - 10.8 = 7.2, and on the second 6.48 -
+3.888 = 2.592. So the pod goes to the second node, and the first may become empty.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Features of nodes: the numbers that each scored policy computes from a node's cards, cached until the node changes.
 
-A scan of all nodes computes the features and renews them. It runs in several steps, because it takes as long as many
-decisions, and no decision waits for it.
+A scan of all nodes computes the features and renews them. A scan takes as long as many decisions. It runs in several
+steps, and decisions do not wait for it.
 """
 
 from collections.abc import Callable
@@ -89,7 +89,7 @@ class FeatureScan:
 
 
 class FeatureViews:
-    """The features of each policy in use. A scan of all nodes computes them, and later scans renew them.
+    """The features of each policy in use. A scan of all nodes computes the features, and later scans renew them.
 
     The old features are used until the new ones are complete.
 

@@ -79,7 +79,7 @@ def tie_break_rank(node: str) -> int:
 
 
 class NodeTable:
-    """The lines of all nodes, by slot. Nothing fits on a slot without a node."""
+    """The lines of all nodes, by slot. No request fits on a slot without a node."""
 
     def __init__(self) -> None:
         self.names: list[str] = []  # "" for a slot without a node

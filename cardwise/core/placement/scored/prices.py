@@ -1,15 +1,15 @@
 """Prices of a cutting-stock problem: the value of the free remainder of a card for pods that share cards.
 
-Theory of operation. Placing the workload's shares on the fewest cards is a linear program: its variables count the
-cards that are cut into shares in a certain way (a cut). The dual variables are the prices of the sizes of shares. The
-free rest of a card is worth the most valuable set of shares that fits into the rest. The program is solved by column
-generation (Gilmore and Gomory, 1961): the simplex method begins with few cuts, and a knapsack over the current prices
-finds each further cut.
+Theory of operation. Placing the workload's shares on the fewest cards is a linear program. A *cut* is one way to divide
+a card into shares; each variable counts the cards with one cut. The dual variables are the prices of the sizes of
+shares. The free rest of a card is worth the most valuable set of shares that fits into the rest. The program is solved
+by column generation (Gilmore and Gomory, 1961). The simplex method begins with few cuts, and a knapsack over the
+current prices finds each further cut.
 
 Example: shares of 500 and of 300 thousandths of a card are equally frequent. The prices are 1/2 and 1/3 of a card: two
 large shares, or three small shares, fill a card. A rest of 400 is worth 1/3, because it takes one small share; a rest
-of 299 is worth nothing. With shares of 700 and 300 the small one is worth nothing at all: each large share leaves a
-rest for a small share, so such rests are never scarce.
+of 299 is worth nothing. With shares of 700 and 300 the price of the small share is 0: each large share leaves a rest
+for a small share, so such rests are never scarce.
 """
 
 from collections.abc import Mapping

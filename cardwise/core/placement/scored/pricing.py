@@ -4,18 +4,18 @@ Theory of operation. There are three prices, all in cards. The first is for a sh
 card's free rest loses (`prices`). The second is for any other request: the capacity that the node loses. For each of
 the workload's requests, the capacity counts how many such pods the node could still take. The counts are weighted by
 the requests' frequency and size, and higher for requests that fit in few places of the cluster. The third is for cards
-of a scarce model: such a card costs more for pods that do not name the model (`_kind_prices`). Prices are
-rounded, so that nodes with a small difference are equal. Of equal nodes the first in a fixed order is chosen, which
-keeps free memory together.
+of a scarce model: such a card costs more for pods that do not name the model (`_kind_prices`). Prices are rounded:
+nodes with a small difference count as equal. Of equal nodes the first in a fixed order is chosen, which keeps free
+memory together.
 
 While pods only arrive, the first price is enough, because all rests come from the policy's own placements. When pods
 also end, rests of any size come back. Then a share also costs the capacity that its node loses, and its expected
 capacity: nodes on which only a few pods must end before cards are empty have a value (`_expected_capacity`).
 
-Example: shares of 500 and 300 thousandths of a card are equally frequent, so a rest of 600 is worth 2/3, one of 500 is
-worth 1/2, one of 300 is worth 1/3, and one of 200 nothing. A share of 300 costs 2/3 - 1/3 = 1/3 on a card with 600
-free, and 1/2 - 0 = 1/2 on a card with 500 free, though it leaves less unused there: `priced` takes the first card, and
-`binpack` the second.
+Example: shares of 500 and 300 thousandths of a card are equally frequent. So rests have these values: 2/3 for a rest of
+600, 1/2 for 500, 1/3 for 300, and 0 for 200. A share of 300 costs 2/3 - 1/3 = 1/3 on a card with 600 free, and 1/2 - 0
+= 1/2 on a card with 500 free, though it leaves less unused there: `priced` takes the first card, and `binpack` the
+second.
 """
 
 from collections.abc import Sequence

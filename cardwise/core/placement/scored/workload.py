@@ -68,7 +68,7 @@ class Workload:
         self._count_when_learned = 0.0
 
     def count_arrival(self, request_size: RequestSize, times: float = 1.0) -> None:
-        """Count the arrival of a pod with this request size. A size that no node could ever serve is not counted."""
+        """Count the arrival of a pod with this request size. Sizes above what any node could ever serve are ignored."""
         if not _is_possible(request_size):
             return
         if request_size not in self.counts and len(self.counts) >= MAX_REQUEST_SIZES:
