@@ -58,6 +58,55 @@ from cardwise.clock import SystemClock
 SystemClock.wall_ns = lambda _: time.time_ns() + int(Path({off!r}).read_text()) * 10**9
 """
 
+# The plugin kills itself at a moment of a container's start, while the file says so, as when the machine takes its
+# container away. No further step of the start comes before its death.
+DYING = """
+import os, signal, threading
+from pathlib import Path
+from deviceplugin.grants.access import Delivery
+from deviceplugin.grants.grants import GrantStore
+from deviceplugin.plugin.server import PluginServer
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def is_time(moment):
+    return Path({moment!r}).read_text() == moment
+
+def before(moment, method):
+    def call(*args):
+        if is_time(moment):
+            die()
+        return method(*args)
+    return call
+
+def after(moment, method):
+    def call(*args):
+        answer = method(*args)
+        if is_time(moment):
+            die()
+        return answer
+    return call
+
+def allocate(*args, method=PluginServer._allocate):
+    answer = method(*args)
+    if is_time("allocated"):
+        threading.Timer(0.3, die).start()  # the kubelet has the answer by then
+    return answer
+
+def prestart(*args, method=PluginServer._pre_start_container):
+    if is_time("allocated"):
+        threading.Event().wait()
+    return method(*args)
+
+PluginServer._allocate = allocate
+PluginServer._pre_start_container = before("asked", prestart)
+GrantStore.add = after("granted", GrantStore.add)
+Delivery.deliver_grant = after("delivered", Delivery.deliver_grant)
+"""
+# The moments, and whether the grant is on disk by then.
+MOMENTS = {"allocated": False, "asked": False, "granted": True, "delivered": True}
+
 
 class Hand:
     """Makes pods and binds them to a card, as the webhook and the extender would."""
@@ -205,6 +254,10 @@ class Hand:
                 findings.append(json.loads(path.read_text()))
         return findings
 
+    def specs(self) -> set[str]:
+        """The files in the node's CDI folder."""
+        return {path.name for path in self.cluster.node(NODE).cdi_dir.iterdir()}
+
     def wait(self, ready: Callable[[], object], event: str) -> None:
         def so() -> bool:
             try:
@@ -351,6 +404,68 @@ def test_a_killed_plugin_comes_back(hand):
     hand.wait(lambda: hand.starts(uid) == 2, "the old container starts again")
     sockets = list((hand.cluster.node(NODE).kubelet_dir / "device-plugins").glob("cardwise-*.sock"))
     assert len(sockets) == 1
+
+
+@pytest.fixture
+def moment(hand: Hand, tmp_path: Path) -> Iterator[Path]:
+    """The file that names the moment at which the plugin dies."""
+    moment = tmp_path / "moment"
+    moment.write_text("")
+    (tmp_path / "sitecustomize.py").write_text(DYING.format(moment=str(moment)))
+    hand.cluster.process(PLUGIN).stop()
+    hand.start_plugin({"PYTHONPATH": str(tmp_path)})
+    yield moment
+    hand.cluster.process(PLUGIN).stop()
+    hand.start_plugin()
+
+
+def die_in_the_start(hand: Hand, moment: Path, when: str, pod: str) -> str:
+    """The plugin dies at this moment of the pod's start, with a grant or without. Returns the pod's UID."""
+    before = len(hand.grants())
+    moment.write_text(when)
+    uid = hand.pod(pod, 1, 8138)
+    hand.wait(lambda: not hand.cluster.process(PLUGIN).is_alive(), "the plugin is dead")
+    moment.write_text("")
+    assert (len(hand.grants()) - before, hand.starts(uid)) == (MOMENTS[when], 0)
+    return uid
+
+
+def come_back(hand: Hand) -> None:
+    with hand.cluster.node(NODE).slots_listed():
+        hand.cluster.process(PLUGIN).restart()
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+def test_a_plugin_that_is_killed_in_a_start_gives_the_pod_its_card_and_nothing_twice(hand, moment, when):
+    specs = hand.specs()
+    runs = hand.pod(f"runs-{when}", 0, 8138)
+    hand.wait(lambda: hand.starts(runs), "a pod of the same size on the other card")
+    uid = die_in_the_start(hand, moment, when, f"starts-{when}")
+    come_back(hand)
+    hand.wait(lambda: hand.starts(uid), "the container starts")
+    beside, over = hand.pod(f"beside-{when}", 1, 7138), hand.pod(f"over-{when}", 1, 1001)
+    hand.wait(lambda: hand.starts(beside), "a pod beside it")
+    hand.wait(lambda: "are still held by" in hand.events(f"over-{when}"), "a third one is told that there is no room")
+    for told, card in ((runs, 0), (uid, 1), (beside, 1)):
+        lines = hand.output_of(told).splitlines()
+        assert (lines.count("started"), f"has {card}" in lines, f"has {1 - card}" in lines) == (1, True, False)
+        assert "opened the other" not in lines
+    assert not hand.starts(over)
+    assert sorted(grant["podUid"] for grant in hand.grants()) == sorted((runs, uid, beside))
+    hand.space.clear()
+    hand.wait(lambda: not hand.grants() and hand.specs() == specs, "no grant and no spec stays behind")
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+def test_a_pod_that_goes_while_its_plugin_is_dead_leaves_no_grant(hand, moment, when):
+    specs = hand.specs()
+    die_in_the_start(hand, moment, when, f"goes-{when}")
+    hand.delete(f"goes-{when}")
+    come_back(hand)
+    hand.wait(lambda: not hand.grants() and hand.specs() == specs, "no grant and no spec stays behind")
+    whole = hand.pod(f"whole-{when}", 1, P100)
+    hand.wait(lambda: hand.starts(whole), "another pod has the whole card")
+    assert ("has 1" in hand.output_of(whole), "has 0" in hand.output_of(whole)) == (True, False)
 
 
 def test_a_node_whose_time_of_day_jumps_gives_every_container_its_card(hand, tmp_path):
