@@ -33,7 +33,7 @@ from extender.cache.pacing import Pace, pause_seconds
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
 from extender.placing.placing import PlacementRequest, Placing
-from extender.queue.schedulingqueue import sort_key
+from extender.queue.nominationorder import sort_key
 from extender.records import feasiblenodes
 from extender.records.feasiblenodes import FeasibleNodes
 from extender.records.pod import WaitingPod
@@ -297,9 +297,9 @@ class Nominator:
         with self._lock:
             if not self._is_active() or self._reservations.count_rows(Phase.NOMINATED) >= MAX_NOMINATED:
                 return NominationAttempt(False, None)
-            pod = self._queue.pop_nominatable(self._schedulers, paused)
+            has_more, pod = self._queue.pop_nominatable(self._schedulers, paused)
             if pod is None:
-                return NominationAttempt(False, None)
+                return NominationAttempt(has_more, None)
             if not self._queue.may_place(pod.request.priority):
                 self._queue.retry_nomination(pod.uid)  # all other pods come later in the queue, so end here
                 return NominationAttempt(False, None)

@@ -28,14 +28,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import Rank
 from cardwise.kube.fairqueueing import FairQueueing, RecentUse
+from extender.queue.nominationorder import NominationOrder
 from extender.queue.searchpauses import SearchPauses
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import UnservedPod, WaitingRecord
@@ -43,7 +42,6 @@ from extender.records.podref import PodRef
 
 # Maximum number of rows of pods that the watch does not show; most of these pods were deleted.
 _MAX_UNSEEN: Final = 20_000
-_MAX_DEAD_ENTRIES: Final = 1024  # entries of pods that can no longer be nominated, above which the heaps are cleaned up
 # Seconds after which a refusal is forgotten. kube-scheduler tries a pending pod again after five minutes at the latest.
 _FORGET_SECONDS: Final = 600.0
 _WATCH_LAG_SECONDS: Final = 2.0  # seconds between a change and its watch event
@@ -133,13 +131,7 @@ class QueuedPod:
         return waiting_pod if waiting_pod is not None and not waiting_pod.nominated_node else None
 
 
-def sort_key(pod: WaitingPod) -> tuple[int, str]:
-    """The order of kube-scheduler's queue: the highest priority first, then the oldest pod."""
-    return -pod.request.priority, pod.created
-
-
 _PriorityAndNamespace = tuple[int, str]  # priority and namespace
-_Entry = tuple[tuple[int, str], int, str]  # an entry of a heap: `sort_key`, a serial number, and the pod's UID
 
 
 class SchedulingQueue:
@@ -166,12 +158,7 @@ class SchedulingQueue:
         self._by_priority = False  # whether the last search was for a pod of the highest priority
         self._turned_away: dict[str, UnservedPod] = {}  # pods whose calls no extender served
         self._schedulers: set[str] = set()  # the schedulers that call this extender
-        self._order = count()
-        self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, a heap
-        self._pushed = 0  # the number of entries that were added since the last clean-up of stale entries
-        # Entries that were removed from the heaps because their namespaces pause, each with its scheduler.
-        self._set_aside: list[tuple[str, _Entry]] = []
-        self._paused: frozenset[str] = frozenset()
+        self._nomination_order = NominationOrder()  # the pods with a `QueuedPod.nominatable_pod`
         self._last_refusal = -math.inf
         self._refused_elsewhere = False  # whether another process may have refused pending pods
         self._requeue_node: str | None = None  # the node to be annotated
@@ -190,9 +177,8 @@ class SchedulingQueue:
         """Record that the watch shows the pod without a node."""
         row = self._ensure_row(pod.uid)
         row.considered |= pod.refused
-        pod_before, row.pod = row.nominatable_pod, pod
-        if pod_before is None:
-            self._push_in_order(row)
+        row.pod = pod
+        self._update_nomination_order(row)
         self._unseen.pop(pod.uid, None)
         if pod.turned_away is not None:
             self._turned_away[pod.uid] = pod.turned_away
@@ -202,6 +188,7 @@ class SchedulingQueue:
     def remove_pod(self, uid: str) -> None:
         """Remove the pod: it is bound or gone."""
         self._pods.pop(uid, None)
+        self._nomination_order.remove(uid)
         self._unseen.pop(uid, None)
         self._take_unschedulable(uid)
         self._turned_away.pop(uid, None)
@@ -217,32 +204,20 @@ class SchedulingQueue:
 
     # The next pod to nominate.
 
-    def pop_nominatable(self, schedulers: Collection[str], paused: frozenset[str]) -> WaitingPod | None:
-        """The first pod of these schedulers that may be nominated; None if there is none. Each pod is returned once.
+    def pop_nominatable(self, schedulers: Collection[str], paused: frozenset[str]) -> tuple[bool, WaitingPod | None]:
+        """Take the first pod of these schedulers that may be nominated. Each pod is taken once.
 
-        paused: namespaces whose pods are not returned now.
+        paused: namespaces whose pods are not taken now.
+
+        Returns whether to call again at once, and the pod; None if there is none, or if the next one was not found yet.
         """
-        if paused != self._paused:
-            for scheduler, entry in self._set_aside:
-                heappush(self._in_order.setdefault(scheduler, []), entry)
-            self._set_aside, self._paused = [], paused
-        heads = []
-        for scheduler in schedulers:
-            heap = self._in_order.get(scheduler, [])
-            while heap and (
-                (nominatable := self._nominatable_pod(heap[0][2])) is None or nominatable.ref.namespace in paused
-            ):
-                entry = heappop(heap)
-                if nominatable is not None:
-                    self._set_aside.append((scheduler, entry))
-            if heap:
-                heads.append((heap[0], scheduler))
-        if not heads:
-            return None
-        uid = heappop(self._in_order[min(heads)[1]])[2]
-        pod = self._nominatable_pod(uid)
-        self._pods[uid].considered = True
-        return pod
+        has_more, uid = self._nomination_order.pop(schedulers, paused)
+        if uid is None:
+            return has_more, None
+        row = self._pods[uid]
+        pod = row.nominatable_pod
+        row.considered = True
+        return has_more, pod
 
     def is_untried(self, pod: WaitingPod) -> bool:
         """Whether the pod from `pop_nominatable` is still pending, unchanged, and without a filter call."""
@@ -254,7 +229,7 @@ class SchedulingQueue:
         row = self._pods.get(uid)
         if row is not None:
             row.considered = False
-            self._push_in_order(row)
+            self._update_nomination_order(row)
 
     # One attempt, from filter to bind.
 
@@ -268,6 +243,7 @@ class SchedulingQueue:
         """
         row, now = self._ensure_row(uid), self._clock.now()
         row.last_tried, row.request, row.rank, row.considered = now, request, rank, True
+        self._nomination_order.remove(uid)
         if grouped:
             row.backoff = row.backoff or _FIRST_BACKOFF / 2
             if row.backoff_until > now:
@@ -609,25 +585,12 @@ class SchedulingQueue:
                 self.remove_pod(next(iter(self._unseen)))
         return row
 
-    def _nominatable_pod(self, uid: str) -> WaitingPod | None:
-        row = self._pods.get(uid)
-        return row.nominatable_pod if row is not None else None
-
-    def _push_in_order(self, row: QueuedPod) -> None:
+    def _update_nomination_order(self, row: QueuedPod) -> None:
         pod = row.nominatable_pod
         if pod is None:
-            return
-        heap = self._in_order.setdefault(pod.scheduler, [])
-        heappush(heap, (sort_key(pod), next(self._order), pod.uid))
-        self._pushed += 1
-        if self._pushed > 2 * len(self._pods) + _MAX_DEAD_ENTRIES:
-            self._pushed = 0
-            # A pod may name any scheduler. If that scheduler never calls this extender, no other code empties its heap.
-            for name, entries in list(self._in_order.items()):
-                entries[:] = [entry for entry in entries if self._nominatable_pod(entry[2]) is not None]
-                heapify(entries)
-                if not entries:
-                    del self._in_order[name]
+            self._nomination_order.remove(row.uid)
+        else:
+            self._nomination_order.add(pod)
 
     def _watched_pods(self) -> Iterator[WaitingRecord]:
         return (row.pod for row in self._pods.values() if row.pod is not None)

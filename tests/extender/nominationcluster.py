@@ -68,10 +68,11 @@ class World:
         priority: int = 0,
         created: str = "2026-11-21T10:00:00Z",
         cpu: str = "",
+        namespace: str = "default",
         **spec: Any,
     ) -> Json:
         """Create a pending pod, and deliver its watch event."""
-        pod = asking(name, gpu_mem=mem)
+        pod = asking(name, namespace=namespace, gpu_mem=mem)
         pod["metadata"] |= {"resourceVersion": "7", "creationTimestamp": created}
         if cpu:
             pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}

@@ -142,8 +142,7 @@ def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nomina
     writing.api.fault(Fault(refused=True))
     writing.writer.write_nomination(nominee)
     for namespace in ("default", "other"):
-        pod = writing.world.create(f"q-{namespace}", 100)
-        pod["metadata"]["namespace"] = namespace
+        pod = writing.world.create(f"q-{namespace}", 100, namespace=namespace)
         writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
     writing.round(writes=1)
     assert writing.api.get(paths.pods("other", "q-other"))["status"]["nominatedNodeName"]
@@ -158,8 +157,7 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
     writing.api.fault(Fault(seconds=60.0), path=f"{paths.pods('fat')}/*", times=1_000_000)
     fat = []
     for i in range(40):
-        pod = writing.world.create(f"f{i}", 100)
-        pod["metadata"]["namespace"] = "fat"
+        pod = writing.world.create(f"f{i}", 100, namespace="fat")
         writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
         fat.append(writing.world.state.nominator.nominate_next_pod().nominee)
     began = writing.world.clock.now()
@@ -178,8 +176,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
         writing.create(f"p{i}")
         writing.world.state.nominator.nominate_next_pod()
         writing.writer.write_nomination(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
-    pod = writing.world.create("q", 100)
-    pod["metadata"]["namespace"] = "other"
+    pod = writing.world.create("q", 100, namespace="other")
     writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
     writing.round(writes=0)
     writing.world.clock.advance(5.0)

@@ -7,7 +7,6 @@ from extender.cache.reservations import Assumed, Phase
 from extender.gangs.gangplanner import GangPlanner
 from extender.nomination import nominator
 from extender.nomination.nominator import NominationOutcome, NominationSettings
-from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
 from tests.build import P100
 from tests.extender import gangcluster
@@ -551,27 +550,3 @@ def test_a_former_leader_reserves_nothing():
     assert free(world.state) == [P100]
     world.create("q", HALF, cpu="64")
     assert world.nominate_all() == {"q": "n1"}
-
-
-def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
-    monkeypatch.setattr(schedulingqueue, "_MAX_DEAD_ENTRIES", 4)
-    world = World("n1", served=())
-    world.create("stays", HALF)
-    for i in range(20):
-        world.create(f"p{i}", HALF)
-        world.state.remove_pod(as_pod(world.pods[f"p{i}"]))
-    with world.state.queue() as queue:
-        (heap,) = queue._in_order.values()
-    assert len(heap) <= 8
-    world.state.nominator.add_scheduler("default-scheduler")
-    assert world.nominate_all() == {"stays": "n1"}
-
-
-def test_nor_do_there_stay_queues_of_schedulers_whose_pods_are_gone(monkeypatch):
-    monkeypatch.setattr(schedulingqueue, "_MAX_DEAD_ENTRIES", 4)
-    world = World("n1", served=())
-    for i in range(50):
-        pod = as_pod(world.create(f"p{i}", HALF, schedulerName=f"s{i}"))
-        world.state.remove_pod(pod)
-    with world.state.queue() as queue:
-        assert len(queue._in_order) <= 8
