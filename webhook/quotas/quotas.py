@@ -44,8 +44,8 @@ def rewrite_resource_quota(
     if not hard:
         return quota, []
     _refuse_markers(hard)
-    rewriting = _Rewriting.from_manifest(quota, old, unit)
-    record = records.read_record(quota).get("hard", [])
+    rewriting = _Rewriting.from_manifest(quota, _amounts_of_quota(old or {}), unit)
+    record = records.read_record(quota).get("hard", frozenset())
     place = records.rewrite_place(
         {_HARD_FIELD: rewriting.rewrite_amounts(hard, _HARD_FIELD)},
         translator.translate_quota_name,
@@ -70,7 +70,7 @@ def rewrite_resource_quota(
 def rewrite_limit_range(limits: Json, old: Json | None = None, *, unit: Unit = Unit.MIB) -> tuple[Json, list[str]]:
     """The rewritten LimitRange, and warnings; parameters as of `rewrite_resource_quota`. Raises InvalidRequest."""
     spec = limits.get("spec") or {}
-    rewriting = _Rewriting.from_manifest(limits, old, unit)
+    rewriting = _Rewriting.from_manifest(limits, _amounts_of_limit_range(old or {}), unit)
     entries = [
         entry
         | {
@@ -105,9 +105,11 @@ class _Rewriting:
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def from_manifest(cls, manifest: Json, old: Json | None, unit: Unit) -> "_Rewriting":
+    def from_manifest(cls, manifest: Json, stored: Iterable[Json], unit: Unit) -> "_Rewriting":
+        """`stored`: the lists of amounts of the stored object."""
         recorded = str(annotations_of(manifest).get(names.WRITTEN_MIB, "")).split(",")
-        return cls(unit, frozenset(_bare_numbers([*recorded, *_find_amounts(old or {})])))
+        stored_texts = (str(amounts[key]) for amounts in stored for key in _QUOTA_KEYS if key in amounts)
+        return cls(unit, frozenset(_bare_numbers([*recorded, *stored_texts])))
 
     def rewrite_amounts(self, amounts: Json, path: str) -> Json:
         return amounts | {
@@ -139,12 +141,13 @@ class _Rewriting:
         return mib
 
 
-def _find_amounts(manifest: Json) -> Iterator[str]:
-    """All amounts of gpu-mem in the object."""
-    spec = manifest.get("spec") or {}
-    limit_lists = (entry.get(name) or {} for entry in spec.get("limits") or () for name in _RANGE_FIELDS)
-    for amounts in (spec.get("hard") or {}, *limit_lists):
-        yield from (str(amounts[key]) for key in _QUOTA_KEYS if key in amounts)
+def _amounts_of_quota(quota: Json) -> Iterator[Json]:
+    yield (quota.get("spec") or {}).get("hard") or {}
+
+
+def _amounts_of_limit_range(limits: Json) -> Iterator[Json]:
+    for entry in (limits.get("spec") or {}).get("limits") or ():
+        yield from (entry.get(name) or {} for name in _RANGE_FIELDS)
 
 
 def _bare_numbers(texts: Iterable[str]) -> Iterator[Fraction]:
@@ -190,11 +193,11 @@ def _warn_counts_less(written_names: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _warn_unchanged(quota: Json, old: Json | None, record: list[str]) -> list[str]:
+def _warn_unchanged(quota: Json, old: Json | None, record: frozenset[str]) -> list[str]:
     """A warning about an update that changes nothing, such as a patch that removes a bare name."""
     if old is None or not record or quota.get("spec") != old.get("spec") or _metadata_of(quota) != _metadata_of(old):
         return []
-    stored = ", ".join(record)
+    stored = ", ".join(sorted(record))
     warning = (
         f"{_HARD_FIELD}: nothing has changed; the key that was written under another name is stored as {stored}: "
         "remove "

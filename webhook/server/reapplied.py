@@ -7,6 +7,7 @@ the stored pod, because classes may have changed since its creation.
 """
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 from cardwise.core.api import names, request
 from cardwise.core.values import quantity
@@ -25,7 +26,7 @@ def restore_stored_names(pod: Json, stored: Json, unit: Unit, tolerated: Sequenc
 
     Only containers with a slot are changed; Kubernetes validates the rest.
     """
-    annotations = annotations_of(stored)
+    read_split_counts = cache(partial(request.read_counts, annotations_of(stored)))
     stored_containers = {container.key: container for container in request.containers(stored)}
     spec, has_share = dict(pod.get("spec") or {}), False
     for container in request.containers(pod):
@@ -37,7 +38,7 @@ def restore_stored_names(pod: Json, stored: Json, unit: Unit, tolerated: Sequenc
         resources = dict(container.spec.get("resources") or {})
         for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
-            card_count = str(request.split_cards(stored_container, annotations))
+            card_count = str(request.split_cards(stored_container, read_split_counts))
             resources[kind] = _restore_amounts(amounts, stored_resources.get(kind) or {}, card_count, field, unit)
         containers.put_resources(spec, container, resources)
     if has_share:

@@ -24,7 +24,7 @@ Names = Mapping[str, frozenset[str]]
 _LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 _APPLY_OPERATION = "Apply"  # the operation of server-side apply in managedFields
 
-_decode_record = msgspec.json.Decoder(dict[str, list[str]]).decode
+_decode_record = msgspec.json.Decoder(dict[str, frozenset[str]]).decode
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode  # floats are parsed as in `review`
 
 
@@ -70,8 +70,8 @@ class RewrittenPlace:
     changed: bool
 
 
-def read_record(manifest: Json) -> dict[str, list[str]]:
-    """The record of an object; empty if the record is missing or unreadable."""
+def read_record(manifest: Json) -> dict[str, frozenset[str]]:
+    """The record of an object: the webhook's keys by place; empty without one, or if it cannot be read."""
     text = annotations_of(manifest).get(names.REWRITTEN)
     try:
         return _decode_record(text) if text else {}
@@ -107,16 +107,18 @@ def rewrite_place(
     translate: Callable[[str, object], str],
     *,
     place: str,
-    recorded: list[str],
+    recorded: frozenset[str],
     manifests: AppliedManifests,
     update: bool,
     many_classes: bool = False,
 ) -> RewrittenPlace:
     """The lists of one place with stored names, without stale keys. Raises InvalidRequest, KubeError.
 
+    recorded: the webhook's keys of this place in the record, which may be any text of a user.
     many_classes: whether the place may name many classes, as a quota does. A new class then replaces no other.
     """
     present_names = {name for place_amounts in amounts.values() for name in place_amounts}
+    recorded = recorded & present_names  # first: several containers may have one name, and a long record
     translations = (
         (name, translate(name, amount)) for place_amounts in amounts.values() for name, amount in place_amounts.items()
     )
@@ -124,7 +126,7 @@ def rewrite_place(
     stale_keys = frozenset[str]()
     if update:
         find_stale = _stale_keys_of_many_classes if many_classes else _stale_keys
-        stale_keys = find_stale(frozenset(recorded), place, manifests, new_keys) & present_names
+        stale_keys = find_stale(recorded, place, manifests, new_keys)
     rewritten: dict[str, Json] = {}
     origins: dict[str, str] = {}
     for field, place_amounts in amounts.items():
@@ -132,7 +134,7 @@ def rewrite_place(
         rewritten[field], new_origins = rename_keys(current_amounts, field, translate)
         origins |= new_origins
     remaining_names = {name for place_amounts in rewritten.values() for name in place_amounts}
-    own_keys = sorted({*(key for key in recorded if key in remaining_names and key not in stale_keys), *origins})
+    own_keys = sorted({*((recorded & remaining_names) - stale_keys), *origins})
     return RewrittenPlace(rewritten, tuple(own_keys), origins, changed=bool(stale_keys or origins))
 
 

@@ -65,7 +65,7 @@ def rewrite_workload(
             {field + kind: amounts for kind, amounts in containers.amount_lists(resources)},
             translator.translate_container_name,
             place=name,
-            recorded=record.get(name, []),
+            recorded=record.get(name, frozenset()),
             manifests=manifests,
             update=update,
         )

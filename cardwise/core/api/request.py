@@ -6,7 +6,7 @@ It raises `InvalidRequest` with the field and the remedy.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cache, partial
 from typing import Final, NamedTuple
 
 from cardwise.core.api import lookalikes, mpsprofile, names, policies
@@ -24,6 +24,7 @@ MAX_CARDS: Final = 4096
 # Card requests of a pod (`_card_request_key`). Each card request adds to the time of a filter call. More than 16 cannot
 # be needed: the largest nodes have 16 GPUs.
 MAX_CARD_REQUESTS: Final = 16
+_MAX_SPLIT_SHARES: Final = 1024  # split shares in the annotation of a pod; pods have fewer containers
 
 
 class Load(NamedTuple):
@@ -221,12 +222,14 @@ def write_counts(containers: Iterable[ContainerRequest]) -> str:
 def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
     """The numbers of cards in the annotation that `write_counts` wrote, by container name. Raises InvalidRequest."""
     counts = {}
-    for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
+    field, entries = f"metadata.annotations[{names.GPU_COUNTS}]", annotations.get(names.GPU_COUNTS, "").split(",")
+    if len(entries) > _MAX_SPLIT_SHARES:
+        raise InvalidRequest(field, f"has {len(entries)} entries, and a pod has fewer containers", "leave it out")
+    for entry in filter(None, entries):
         name, _, number = entry.partition("=")
         try:
             counts[name] = quantity.count(number, maximum=MAX_CARDS)
         except quantity.InvalidQuantity as error:
-            field = f"metadata.annotations[{names.GPU_COUNTS}]"
             raise InvalidRequest(field, f"{quote_text(entry)}: {error.problem}", error.remedy) from error
     return counts
 
@@ -235,6 +238,7 @@ def parse(pod: Json) -> PodRequest | None:
     """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     device_classes = read_device_classes(annotations)
+    read_split_counts = cache(partial(read_counts, annotations))  # only if needed, and once for all containers
     container_requests: list[ContainerRequest] = []
     devices: list[DeviceRequest] = []
     # By class, the total percent of the SMs of the containers that share one card.
@@ -243,7 +247,7 @@ def parse(pod: Json) -> PodRequest | None:
     for container in containers(pod):
         if device_classes:
             devices += _device_requests(container, device_classes)
-        container_request = _container_request(container, annotations, device_classes)
+        container_request = _container_request(container, annotations, device_classes, read_split_counts)
         if container_request is None:
             continue
         container_requests.append(container_request)
@@ -359,7 +363,10 @@ def _init_container_error(container: Container, resource: str, noun: str) -> Inv
 
 
 def _container_request(
-    container: Container, annotations: Json, device_classes: Collection[str]
+    container: Container,
+    annotations: Json,
+    device_classes: Collection[str],
+    read_split_counts: Callable[[], Mapping[str, int]],
 ) -> ContainerRequest | None:
     limits, requests = _get_resources(container, "limits"), _get_resources(container, "requests")
     classes = {name: names.class_of(name) for name in (*limits, *requests)}
@@ -404,7 +411,7 @@ def _container_request(
             f"write {names.GPU_COUNT} to split the memory over several GPUs, or leave {names.GPU_MEM} out",
         )
     if not counts and rewritten:
-        cards = split_cards(container, annotations)
+        cards = split_cards(container, read_split_counts)
     if class_names and cards > 1 and amounts_by_name[class_names[0]] != cards:  # a ResourceQuota counts this limit
         raise InvalidRequest(
             f"{field}[{class_names[0]}]", f"differs from the number of GPUs, {cards}", f"write {cards}"
@@ -429,8 +436,10 @@ def _container_request(
     )
 
 
-def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
+def split_cards(container: Container, read_split_counts: Callable[[], Mapping[str, int]]) -> int:
     """The number of cards over which the webhook has split the container's share. Raises InvalidRequest.
+
+    read_split_counts: returns what `read_counts` returns for the pod's annotations.
 
     The container's variable takes precedence over the annotation: if the annotation is missing or wrong, the whole
     share must not be put on one card.
@@ -443,7 +452,7 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
             except quantity.InvalidQuantity as error:
                 field = f"{container.path}.env[{names.ENV_GPU_COUNT}]"
                 raise InvalidRequest(field, f"{quote_text(number)}: {error.problem}", "leave it out") from error
-    return read_counts(annotations).get(container.spec.get("name", ""), 1)
+    return read_split_counts().get(container.spec.get("name", ""), 1)
 
 
 def _is_rewritten(container: Container) -> bool:

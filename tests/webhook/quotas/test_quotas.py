@@ -383,3 +383,12 @@ def test_invalid_gib_amount_error_names_the_field() -> None:
     for text in ("-1", "100u", "3M", "x"):
         with pytest.raises(InvalidRequest, match=r"^spec\.hard\[requests\.aliyun\.com/gpu-mem\]: "):
             in_gib({"spec": {"hard": {KEY: text}}})
+
+
+def test_fields_of_the_other_kind_in_the_stored_object_are_not_read() -> None:
+    """Any pod may post a review whose old object is anything; a text there was an unexpected error."""
+    stored = {"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "1"}, "limits": "a text"}}
+    after = {"spec": {"hard": {"requests.cpu": "2"}}}
+    assert rewrite_quota(after, old=stored) == after
+    stored = {"metadata": {"name": "l"}, "spec": {"limits": [], "hard": "a text"}}
+    assert quotas.rewrite_limit_range({"spec": {"limits": [{"max": {"cpu": "1"}}]}}, stored)[1] == []

@@ -1,5 +1,6 @@
 """The work for an object is linear in its size: tenants choose the size, and other reviews wait meanwhile."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -7,13 +8,16 @@ import msgspec
 import pytest
 
 from cardwise.core.api import lookalikes, names
+from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.quantity import MiB
 from tests import build
 from tests.build import resource_class
 from tests.webhook.reviews import Known, body, patched, resource_classes
 from tests.webhook.reviews import review as request
 from tests.working import work
 from webhook.cluster.offers import NodeOffer, NodeOffers
+from webhook.pods import resources
 from webhook.pods.context import WebhookSettings
 from webhook.server import decisions, review
 from webhook.templates import templates
@@ -61,6 +65,18 @@ def _required(*conditions: Json) -> Json:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
+def split_shares(size: int) -> Json:
+    """Rewritten containers, and as many entries in the annotation of their counts: each could be looked for in all."""
+    containers = []
+    for i in range(size):
+        share = {"resources": {"limits": {names.GPU_MEM: "1", names.SHARE: "1"}}}
+        env = resources.own_env_entries(ContainerRequest(key=str(i), name=f"c{i}", cards=1, mem=MiB(1)), mps=False)
+        containers.append({"name": f"c{i}", "env": env} | share)
+    built = build.pod(annotations={names.GPU_COUNTS: ",".join(f"x{i}=2" for i in range(8 * size))})
+    built["spec"]["containers"] = containers
+    return built
+
+
 PODS: dict[str, Callable[[int], Json]] = {
     "annotations": of_metadata("annotations", lambda size: {f"a{i}": "x" for i in range(size)}),
     "annotations of ours": of_metadata(
@@ -69,6 +85,7 @@ PODS: dict[str, Callable[[int], Json]] = {
     "split counts": of_metadata(
         "annotations", lambda size: {names.GPU_COUNTS: ",".join(f"c{i}=2" for i in range(size))}
     ),
+    "split counts of many containers": split_shares,
     "labels": of_metadata("labels", lambda size: {f"a{i}": "x" for i in range(size)}),
     "owners": of_metadata("ownerReferences", lambda size: [{"name": f"a{i}"} for i in range(size)]),
     "containers": of_spec(
@@ -117,6 +134,16 @@ def deployment(size: int) -> Json:
     return {
         "metadata": {"name": "d", "managedFields": _fields(size)},
         "spec": {"template": {"metadata": {}, "spec": spec}},
+    }
+
+
+def of_one_name(size: int) -> Json:
+    """A Deployment with this many containers of one name, and a record as long, before Kubernetes refuses it."""
+    containers = [{"name": "c", **_limits("k80")} for _ in range(size)]
+    record = {"c": [f"{names.CLASS_PREFIX}k{i}" for i in range(8 * size)]}
+    return {
+        "metadata": {"name": "d", "annotations": {names.REWRITTEN: json.dumps(record)}},
+        "spec": {"template": {"metadata": {}, "spec": {"containers": containers}}},
     }
 
 
@@ -186,6 +213,11 @@ def test_pods(field: str, operation: str) -> None:
 @pytest.mark.parametrize("resource", OTHERS)
 def test_other_objects(resource: str, operation: str) -> None:
     assert is_linear(lambda size: count_review_steps(resource, OTHERS[resource](size), operation))
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+def test_containers_of_one_name(operation: str) -> None:
+    assert is_linear(lambda size: count_review_steps("deployments", of_one_name(size), operation))
 
 
 NEAR = {f"vendor{i}.co/gpu-acceleratr-{i}": "0" for i in range(8)}
