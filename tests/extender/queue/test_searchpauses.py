@@ -18,7 +18,7 @@ def test_the_example_is_as_the_theory_of_operation_says():
     assert f"its search takes 1 s, so B pauses {pause_after('B', 1.0):.0f} s." in theory
     for i in range(7):
         pauses.charge_search(f"other-{i}", 10.0)
-    assert f"a search of 1 s is followed by a pause of {pause_after('last', 1.0):.0f} s" in theory
+    assert f"each search of 1 s is followed by a pause of {pause_after('last', 1.0):.0f} s" in theory
 
 
 def test_the_tenth_is_shared_equally_as_the_theory_of_operation_says():
