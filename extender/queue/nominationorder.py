@@ -149,11 +149,11 @@ class NominationOrder:
                     del scheduler.paused[namespace]
                     scheduler.update_first(namespace, scheduler.heaps[namespace])
         firsts = []
-        left = _MAX_DROPPED
+        remaining = _MAX_DROPPED
         for name in schedulers:
             if name in self._schedulers:
-                first, left = self._find_first(self._schedulers[name], left)
-                if left <= 0:
+                first, remaining = self._find_first(self._schedulers[name], remaining)
+                if remaining <= 0:
                     return True, None
                 if first is not None:
                     firsts.append(first)
@@ -163,12 +163,12 @@ class NominationOrder:
         self.remove(uid)
         return True, uid
 
-    def _find_first(self, scheduler: _SchedulerHeap, left: int) -> tuple[_Entry | None, int]:
+    def _find_first(self, scheduler: _SchedulerHeap, remaining: int) -> tuple[_Entry | None, int]:
         """The first pod of the scheduler that does not pause.
 
-        left: the number of entries of removed pods that may be dropped. Also returns how many may be dropped after it.
+        remaining: the number of entries of removed pods that may be dropped. Also returns how many may be dropped after it.
         """
-        while scheduler.firsts and left > 0:
+        while scheduler.firsts and remaining > 0:
             first = scheduler.firsts[0]
             if not scheduler.is_listed(first):
                 heappop(scheduler.firsts)
@@ -180,13 +180,13 @@ class NominationOrder:
                 scheduler.paused[first.namespace] = None
                 continue
             if self._is_pending(first):
-                return first, left
+                return first, remaining
             heappop(scheduler.firsts)
-            while left > 0 and not self._is_pending(heap.first()):  # a heap without a pending pod does not exist
+            while remaining > 0 and not self._is_pending(heap.first()):  # a heap without a pending pod does not exist
                 heap.pop()
-                left -= 1
+                remaining -= 1
             scheduler.update_first(first.namespace, heap)
-        return None, left
+        return None, remaining
 
     def _is_pending(self, entry: _Entry) -> bool:
         return self._pending.get(entry.uid) is entry

@@ -110,7 +110,7 @@ class Everything(RuleOne):
         if manifest["metadata"]["namespace"] == self._namespace:
             self.pods[manifest["metadata"]["uid"]] = manifest
 
-    def of(self, app: str) -> list[Json]:
+    def pods_of_app(self, app: str) -> list[Json]:
         return [pod for pod in list(self.pods.values()) if pod["metadata"]["labels"].get("app") == app]
 
 
@@ -141,7 +141,7 @@ def test_both_webhooks_die_in_the_middle_of_a_rollout(space):
         back = time.monotonic()
         space.wait(lambda: is_through(space, "shares"), "the rollout of shares goes on", ROLLOUT)
         print(f"{time.monotonic() - back:.1f} s after the webhooks the rollout is through")
-        shares, plain = seen.of("shares"), [*seen.of("plain"), *seen.of("later")]
+        shares, plain = seen.pods_of_app("shares"), [*seen.pods_of_app("plain"), *seen.pods_of_app("later")]
         assert len(shares) >= 2 * REPLICAS
         # Nothing is half-written: pods of before, of the moment of the kill and of later are alike.
         assert all(spec_of(pod) == spec_of(shares[0]) for pod in shares)
@@ -170,10 +170,10 @@ def rollout(name: str, version: int, **settings: object) -> Json:
 
 def updated(space: Space, name: str) -> int:
     """How many of its pods are of the last version."""
-    found = space.kubectl_json("get", "deployment", name)
-    if found["status"].get("observedGeneration") != found["metadata"]["generation"]:
+    manifest = space.kubectl_json("get", "deployment", name)
+    if manifest["status"].get("observedGeneration") != manifest["metadata"]["generation"]:
         return 0
-    return int(found["status"].get("updatedReplicas", 0))
+    return int(manifest["status"].get("updatedReplicas", 0))
 
 
 def is_through(space: Space, name: str) -> bool:

@@ -439,8 +439,8 @@ def test_a_plugin_that_is_killed_in_a_start_gives_the_pod_its_card_and_nothing_t
     beside, over = hand.pod(f"beside-{when}", 1, 7138), hand.pod(f"over-{when}", 1, 1001)
     hand.wait(lambda: hand.starts(beside), "a pod beside it")
     hand.wait(lambda: "are still held by" in hand.events(f"over-{when}"), "a third one is told that there is no room")
-    for told, card in ((runs, 0), (uid, 1), (beside, 1)):
-        lines = hand.output_of(told).splitlines()
+    for pod, card in ((runs, 0), (uid, 1), (beside, 1)):
+        lines = hand.output_of(pod).splitlines()
         assert (lines.count("started"), f"has {card}" in lines, f"has {1 - card}" in lines) == (1, True, False)
         assert "opened the other" not in lines
     assert not hand.starts(over)
