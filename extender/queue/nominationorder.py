@@ -166,7 +166,7 @@ class NominationOrder:
     def _find_first(self, scheduler: _SchedulerHeap, remaining: int) -> tuple[_Entry | None, int]:
         """The first pod of the scheduler that does not pause.
 
-        remaining: the number of entries of removed pods that may be dropped. Also returns how many may be dropped after it.
+        remaining: how many entries of removed pods may be dropped. Also returns how many may be dropped afterwards.
         """
         while scheduler.firsts and remaining > 0:
             first = scheduler.firsts[0]
