@@ -24,6 +24,8 @@ from extender.cache.clusterview import ClusterView, NodeChanges, PodPlace
 from extender.cache.nominated import NominatedPods
 from extender.cache.pacing import PlanningStopped
 
+PODS_CHECK: Final = "pods"  # the check that fails if the pods of the plan have changed
+
 
 class PodPlan(NamedTuple):
     """Places for pods of one namespace that are to be reserved together.
@@ -153,7 +155,7 @@ class Commit:
 
 CHECKS: Final[dict[str, Callable[[Commit], bool]]] = {
     "leader epoch": Commit.is_epoch_same,
-    "pods": Commit.are_pods_wanted,
+    PODS_CHECK: Commit.are_pods_wanted,
     "nodes": Commit.do_nodes_take_pods,
     "cpu, memory, slots": Commit.have_nodes_load,
     "cards": Commit.have_cards_capacity,

@@ -6,7 +6,7 @@ reserve cards.
 A gang is planned without the lock, on a snapshot. Then the plan is committed under the lock: `Commit` checks that
 everything that the plan relies on is still true, and the cards of all members are reserved. On a conflict the gang is
 planned again on a new snapshot, and after `_MAX_TRIES` conflicts once with the lock held, for `_LOCKED_SECONDS` at
-most.
+most. A change of the gang itself is no reason for that, since its owner decides how often it changes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.placement.holding import Holding
 from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView, PodPlace
-from extender.cache.commit import Commit, PodPlan
+from extender.cache.commit import PODS_CHECK, Commit, PodPlan
 from extender.cache.nominated import NominatedPods
 from extender.cache.pacing import LOCKED_SECONDS, PlanningStopped, limit_work, pause_seconds
 from extender.cache.pacing import Pace as ThreadPace
@@ -40,17 +40,21 @@ from extender.records.podref import PodRef
 _MAX_OFFERS: Final = 32  # the most recent offers; a new offer that equals one of them shares its memory
 
 _MAX_TRIES: Final = 3  # plans on snapshots, before a gang is planned with the lock held
-_LOCKED_SECONDS: Final = 0.02  # seconds of CPU of a plan with the lock held
+_LOCKED_SECONDS: Final = 0.02  # seconds of CPU of a plan with the lock held, and of its commit
+_COMMIT_SECONDS: Final = 0.00005  # seconds of CPU of a commit for each member
 _ERROR_SECONDS: Final = 5.0  # seconds after an unexpected error, before the gang is planned again
 
 CHEAP_PLAN_SECONDS = 0.002  # seconds: a plan that fails faster than this may be tried again at once
 
 
 class _Outcome(Enum):
-    """The outcome of a plan: it is reserved; there is none; or something on which it depends has changed."""
+    """The outcome of a plan: it is reserved; there is none; the gang has changed; or something else has on which the
+    plan depends.
+    """
 
     DONE = auto()
     REFUSED = auto()
+    GANG_CHANGED = auto()
     CONFLICT = auto()
 
 
@@ -239,6 +243,7 @@ class GangPlaces:
         If a member does not fit, nothing changes. Also returns the last task; None if no members are to be planned.
         """
         closed_nodes = frozenset[str]()
+        has_gang_changed = False
         for _ in range(_MAX_TRIES):
             with self._lock:
                 task = self._begin(request, closed_nodes)
@@ -253,14 +258,19 @@ class GangPlaces:
             with self._lock:
                 outcome = self._commit(request, task, gang_plan)
                 closed_nodes |= self._closed_nodes(task, gang_plan)
-            if outcome is not _Outcome.CONFLICT:
+            if outcome in (_Outcome.DONE, _Outcome.REFUSED):
                 return outcome, task
+            has_gang_changed |= outcome is _Outcome.GANG_CHANGED
         with self._lock:
+            if has_gang_changed:
+                request.gang.reason = "the gang changes faster than it is planned; it is tried again"
+                return _Outcome.REFUSED, None
             task = self._begin(request, closed_nodes)
             if task is None:
                 return _Outcome.REFUSED, None
+            seconds = _LOCKED_SECONDS - _COMMIT_SECONDS * len(task.members)
             try:
-                gang_plan = self._find_plan(task, limit_work(self._clock, _LOCKED_SECONDS))
+                gang_plan = self._find_plan(task, limit_work(self._clock, seconds))
             except PlanningStopped:
                 request.gang.reason = "the cluster changes faster than the gang is planned; it is tried again"
                 return _Outcome.REFUSED, None
@@ -365,8 +375,9 @@ class GangPlaces:
             priority=task.gang.priority,
         )
         pace = limit_work(self._clock, LOCKED_SECONDS)
-        if Commit(self._cache, self._nominated, plan, pace).conflict():
-            return _Outcome.CONFLICT
+        conflict = Commit(self._cache, self._nominated, plan, pace).conflict()
+        if conflict is not None:
+            return _Outcome.GANG_CHANGED if conflict == PODS_CHECK else _Outcome.CONFLICT
         self._nominator.release_overtaken(overtaken)
         with self._reservations.restore_plans_on_error(uids):
             is_new = not gang.plan and not gang.forward

@@ -16,6 +16,7 @@ from extender.cache import commit
 from extender.cache.commit import Commit
 from extender.cache.nominated import NominatedPods
 from extender.cache.reservations import Phase, Reservations
+from extender.gangs import gangplaces
 from extender.gangs.bindthreads import BindThreadAdmission
 from extender.gangs.gangplanner import GangPlanner
 from extender.queue.schedulingqueue import SchedulingQueue
@@ -351,6 +352,35 @@ def test_a_gang_for_which_the_lock_would_be_held_for_long_waits(meanwhile, monke
     assert "changes faster" in world.reason("a")
 
 
+def test_a_gang_of_many_members_whose_commit_would_take_all_the_time_waits(meanwhile, monkeypatch):
+    """Plan and commit are one hold of the lock."""
+    monkeypatch.setattr(gangplaces, "_COMMIT_SECONDS", 2 * gangplaces._LOCKED_SECONDS)
+    world = Two()
+    plans = meanwhile(lambda: world.hold_card(plans[-1]["uid-a"]), times=3)
+    assert world.filter("a")[0] == []
+    assert len(plans) == 3
+    assert "changes faster" in world.reason("a")
+
+
+def test_a_gang_that_its_owner_changes_in_each_plan_is_not_planned_with_the_lock_held(meanwhile):
+    """A label of a member is part of its shape, and its owner can patch it 50 times a second."""
+    world = Two()
+
+    def change() -> None:
+        locked.append(world.state._lock._lock.locked())
+        world.pods["a"]["metadata"]["labels"]["patched"] = str(len(locked))
+        world.show_pod(world.pods["a"])
+
+    locked = list[bool]()
+    meanwhile(change, times=3)
+    assert world.filter("a")[0] == []
+    assert locked == [False] * 3
+    assert "the gang changes faster than it is planned" in world.reason("a")
+    world.clock.advance(1)
+    world.keep()
+    assert world.phase("a") == "Reserved"
+
+
 def test_unknown_cards_of_nominated_pods_are_searched_for_a_few_ms_under_the_lock(meanwhile, monkeypatch):
     """Another extender has answered their preemption, and pods without GPUs come to their nodes after each plan."""
     nodes = [f"n{i:02}" for i in range(60)]
@@ -395,7 +425,7 @@ def test_unknown_cards_of_nominated_pods_are_searched_for_a_few_ms_under_the_loc
         world.clock.advance(1)
         world.keep()
     assert max(in_commits) == 4
-    assert max(in_plans) == 20
+    assert max(in_plans) == 17, "20 ms, of which 3 are for the commit of 60 members"
     assert world.phase("g") == "Reserved"
 
 
