@@ -6,7 +6,7 @@ reserve cards.
 A gang is planned without the lock, on a snapshot. Then the plan is committed under the lock: `Commit` checks that
 everything that the plan relies on is still true, and the cards of all members are reserved. On a conflict the gang is
 planned again on a new snapshot, and after `_MAX_TRIES` conflicts once with the lock held, for `_LOCKED_SECONDS` at
-most. A change of the gang itself is no reason for that, since its owner decides how often it changes.
+most. Changes of the gang itself do not lead to that, since its owner decides how often it changes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
