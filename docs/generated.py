@@ -13,6 +13,7 @@ import yaml
 
 from cardwise.cli.main import cli
 from deviceplugin.__main__ import main as deviceplugin
+from docs import metricrows
 from extender.__main__ import main as extender
 from mps.__main__ import main as mps
 from mps.agent.__main__ import USAGE as AGENT
@@ -82,7 +83,26 @@ def values() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "kinds": kinds, "values": values}
+def metrics() -> str:
+    """The page with the metrics of each part, as the code declares them."""
+    parts = ["# Metrics of the parts\n\nFor admins. What each part serves at `/metrics`, with its HELP text."]
+    for heading, rows in metricrows.rows_by_part(ROOT).items():
+        parts.append(f"## {heading}")
+        lines = (
+            f"| `{row.name}` | {row.kind} | {', '.join(f'`{label}`' for label in row.labels)} | {_plain(row.text)} |"
+            for row in rows
+        )
+        parts.append(_table("| name | type | labels | |", lines))
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "settings": settings,
+    "kinds": kinds,
+    "values": values,
+    "metrics": metrics,
+}
 
 
 def _table(head: str, rows: Iterable[str]) -> str:

@@ -6,9 +6,15 @@ from cardwise.core.api.mps import MpsState
 from mps.host.availability import Cause
 
 UP = Gauge("cardwise_mps_up", "1 while the GPU's MPS is ready for containers", ["gpu"])
-STATE = Gauge("cardwise_mps_state", "1 for the state that the GPU's MPS is in, 0 for the others", ["gpu", "state"])
+STATE = Gauge(
+    "cardwise_mps_state",
+    "1 for the GPU's state: Ready, Starting, Fault, Draining, Down, Off, Unavailable",
+    ["gpu", "state"],
+)
 UNAVAILABLE = Gauge(
-    "cardwise_mps_unavailable", "1 for the cause for which MPS is unavailable on the GPU, else 0", ["gpu", "cause"]
+    "cardwise_mps_unavailable",
+    "1 for the cause: program, driver, mig, plugin, daemon, pods; 0 for others",
+    ["gpu", "cause"],
 )
 RECOVERIES = Counter("cardwise_mps_recoveries", "Times that the GPU's MPS became ready again after a failure", ["gpu"])
 DAEMON_STARTS = Counter("cardwise_mps_daemon_starts", "Starts of a daemon", ["gpu"])
@@ -18,7 +24,7 @@ SETTINGS_LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's set
 CLIENTS = Gauge("cardwise_mps_clients", "Clients of the GPU's MPS server", ["gpu"])
 CEILING_BYTES = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the GPU", ["gpu"])
 CLIENTS_DETACHED = Counter(
-    "cardwise_mps_clients_detached", "Clients that were detached from their server", ["gpu", "reason"]
+    "cardwise_mps_clients_detached", "Clients that were detached, by reason: terminating, draining", ["gpu", "reason"]
 )
 PROBE_SECONDS = Histogram(
     "cardwise_mps_probe_seconds",
@@ -33,12 +39,12 @@ USED_BYTES = Gauge(
 )
 AUDIT_OPEN_VIOLATIONS = Gauge(
     "cardwise_mps_audit_open_violations",
-    "Standing violations of pods or processes on the GPU, by reason",
+    "Standing violations, by reason: MemoryOverrun, WrongGPU, MPSBypassed, GPUWithoutGrant, UnknownProcess",
     ["gpu", "reason"],
 )
 AUDIT_VIOLATIONS = Counter("cardwise_mps_audit_violations", "Violations that the audit reported", ["gpu", "reason"])
 AUDIT_EVICTIONS = Counter(
-    "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome (evicted, budget, error, withheld)", ["outcome"]
+    "cardwise_mps_audit_evictions", "Evictions by the audit, by outcome: evicted, budget, error, withheld", ["outcome"]
 )
 AUDIT_FAILURES = Counter("cardwise_mps_audit_failures", "Audits that could not list the processes of the GPU", ["gpu"])
 THREAD_FAILURES = Counter(

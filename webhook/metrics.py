@@ -11,11 +11,15 @@ from cardwise.core.api import names
 
 REVIEWS = Counter(
     "cardwise_webhook_reviews_total",
-    "AdmissionReviews answered, by path and outcome (allowed, patched, refused, malformed, failed).",
+    "AdmissionReviews answered, by path: /mutate, /mutate/defaults, /validate, /validate/bindings, /advise, other; "
+    "and by outcome: allowed, patched, refused, malformed, failed.",
     ["path", "outcome"],
 )
 REFUSALS = Counter(
-    "cardwise_webhook_refusals_total", "AdmissionReviews refused, by path and invalid field.", ["path", "reason"]
+    "cardwise_webhook_refusals_total",
+    "AdmissionReviews refused, by path and by the reason that the invalid field gives: quota, defaults, memory, cores, "
+    "cards, isolation, gang, placement, container, selector, resources, annotation, other.",
+    ["path", "reason"],
 )
 REVIEW_SECONDS = Histogram(
     "cardwise_webhook_review_seconds",

@@ -15,7 +15,7 @@ _LABELS = ["gpu", "index", "model"]
 
 PRE_START = Histogram(
     "cardwise_prestart_seconds",
-    "Time of PreStartContainer by outcome: granted, refused (reported to the pod, retried by the kubelet) or failed",
+    "Time of PreStartContainer, by outcome: granted, refused, failed. After a refusal the kubelet tries again",
     ["outcome"],
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
@@ -24,7 +24,7 @@ THREAD_FAILURES = Counter(
     "cardwise_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
-TERMINATING_SHARES = Gauge("cardwise_terminating_shares", "Shares of terminating pods")
+TERMINATING_SHARES = Gauge("cardwise_terminating_shares", "Shares of ended pods whose containers are not gone")
 UNKNOWN_HOLDERS = Gauge(
     "cardwise_unknown_holders",
     "Pods that ran at the start and may hold a share, but have no readable assignment",
@@ -35,7 +35,7 @@ _CARD_METRICS: tuple[tuple[str, str, Callable[[CardLoad], float]], ...] = (
     ("cardwise_gpu_memory_bytes", "Memory of the GPU.", lambda level: level.card.memory * _BYTES_PER_MIB),
     (
         "cardwise_gpu_used_bytes",
-        "Memory of the GPU that pods of this node request.",
+        "Memory of the GPU that pods of this node hold until their containers are gone.",
         lambda level: level.used * _BYTES_PER_MIB,
     ),
     ("cardwise_gpu_free_bytes", "Memory of the GPU that no pod requests.", lambda level: level.free * _BYTES_PER_MIB),

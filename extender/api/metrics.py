@@ -33,7 +33,8 @@ class Metrics:
         self._clock = clock
         self._seconds = Histogram(
             "cardwise_extender_request_seconds",
-            "Time from a call's arrival at the extender to the response.",
+            "Time from a call's arrival at the extender to the response, with a gang's wait in bind, by verb: filter, "
+            "prioritize, preempt, bind, inspect.",
             ["verb"],
             buckets=_CALL_BUCKETS,
             registry=registry,
@@ -46,7 +47,7 @@ class Metrics:
         )
         self._permits = Histogram(
             "cardwise_extender_gang_permit_seconds",
-            "Time from the reservation of GPUs for a gang until its pods could be bound, or the GPUs were released.",
+            "Time from the reservation of GPUs for a gang until its end, by outcome: bound, released.",
             ["outcome"],
             buckets=_CALL_BUCKETS,
             registry=registry,
@@ -57,10 +58,16 @@ class Metrics:
             buckets=_QUEUE_BUCKETS,
             registry=registry,
         )
-        self._binds = Counter("cardwise_extender_binds_total", "Bind calls by outcome.", ["outcome"], registry=registry)
+        self._binds = Counter(
+            "cardwise_extender_binds_total",
+            "Bind calls, by outcome: bound, already_bound, refused, gang_not_bound, deleted, conflict, in_progress, "
+            "standby, not_ready, api_error, invalid, malformed, failed.",
+            ["outcome"],
+            registry=registry,
+        )
         self._nominations = Counter(
             "cardwise_extender_nominations_total",
-            "Pods that were nominated ahead, by outcome.",
+            "Pods that were nominated ahead, by outcome: hit, miss, stale, overtaken, expired.",
             ["outcome"],
             registry=registry,
         )
@@ -128,28 +135,35 @@ class GaugeReaders(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _gauge(
             "cardwise_extender_reservations",
-            "Shares in the ledger, by the phase of their reservation.",
+            "Shares in the ledger, by phase: reserved, waiting, binding, unconfirmed, bound, terminating, reported.",
             "phase",
             self.reservations(),
         )
         # A standby sees which members are bound, but not which unbound members the leader has planned.
         gangs = self.gangs() if self.leads() else dict.fromkeys(self.gangs(), 0)
-        yield _gauge("cardwise_extender_gangs", "Gangs by phase; 0 on standbys.", "phase", gangs)
+        yield _gauge(
+            "cardwise_extender_gangs",
+            "Gangs, by phase: Pending, Waiting, Reserved, Binding, Running, PartlyBound; 0 on standbys.",
+            "phase",
+            gangs,
+        )
         yield _gauge(
             "cardwise_extender_waiting_pods",
-            "Pods for which the last filter call found no node, by the most frequent reason among the nodes.",
+            "Pods for which the last filter call found no node, for ten minutes, by the most frequent reason of nodes.",
             "reason",
             self.refused_pods(),
         )
         yield _gauge(
             "cardwise_extender_ledger_disagreements",
-            "GPUs on which the ledger and the cluster have disagreed for more than a minute, by kind.",
+            "GPUs on which the ledger and the cluster have disagreed for more than a minute, by kind: status, total, "
+            "overcommitted, missing.",
             "kind",
             self.disagreements(),
         )
         yield _gauge(
             "cardwise_extender_staleness_seconds",
-            "Time since the last response or watch event of the API server, by kind of object.",
+            "Time since the last response or watch event of the API server, by kind of object; +Inf before the first "
+            "list.",
             "kind",
             self.staleness_seconds(),
         )

@@ -102,7 +102,8 @@ class FragMetrics(Collector):
         total, by_class = fragments.total(), fragments.memory_by_class(kinds)
         of_class = GaugeMetricFamily(
             "cardwise_class_memory_mib",
-            "Memory in MiB of the GPUs of a ResourceClass. A GPU may be in several.",
+            "Memory in MiB of the GPUs of a ResourceClass, by amount: total, used, free, fragmented. A GPU may be in "
+            "several classes.",
             labels=["class", "amount"],
         )
         for name, memory in sorted(by_class.items()):
@@ -111,8 +112,8 @@ class FragMetrics(Collector):
         yield of_class
         in_all = GaugeMetricFamily(
             "cardwise_cluster_memory_mib",
-            "Memory in MiB of all GPUs: total, used, free (on GPUs that accept new shares), and fragmented (free, but "
-            "not usable by a typical pod).",
+            "Memory in MiB of all GPUs, by amount: total, used, free, fragmented. Free is on GPUs that take new "
+            "shares; fragmented is the part of it that a typical pod cannot use.",
             labels=["amount"],
         )
         for amount, mib in total._asdict().items():

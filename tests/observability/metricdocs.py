@@ -1,38 +1,34 @@
-"""Reads the documented metrics from docs/reference/metrics.md and the registered ones from the source code."""
+"""The metrics as the generated page has them, and their names in the source code."""
 
 import ast
 import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from docs import metricrows
+from docs.metricrows import PARTS, MetricRow
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reference" / "metrics.md"
-PARTS = {"Extender": "extender", "Webhook": "webhook", "Device plugin": "deviceplugin", "MPS manager": "mps"}
 _NAME = re.compile(r"cardwise_[a-z0-9_]+")
 
-
-class Row(NamedTuple):
-    """A metric as documented."""
-
-    kind: str
-    labels: str
-    meaning: str
+__all__ = ["PARTS", "ROOT", "documented", "label_values", "registered"]
 
 
-def documented() -> dict[str, dict[str, Row]]:
+@functools.cache
+def documented() -> dict[str, dict[str, MetricRow]]:
     """The documented metrics, by heading and name."""
-    rows_by_heading: dict[str, dict[str, Row]] = {}
-    heading = ""
-    for line in PAGE.read_text().splitlines():
-        if line.startswith("## "):
-            heading = line.removeprefix("## ")
-        elif line.startswith("| `cardwise_"):
-            name, *row = (cell.strip() for cell in line.strip("|").split("|"))
-            assert name.strip("`") not in rows_by_heading.setdefault(heading, {}), f"{name} is there twice"
-            rows_by_heading[heading][name.strip("`")] = Row(*row)
+    rows_by_heading: dict[str, dict[str, MetricRow]] = {}
+    for heading, rows in metricrows.rows_by_part(ROOT).items():
+        rows_by_heading[heading] = {row.name: row for row in rows}
+        assert len(rows_by_heading[heading]) == len(rows), "a metric is there twice"
     return rows_by_heading
+
+
+def label_values(row: MetricRow, label: str) -> set[str] | None:
+    """The values of a label that the metric's text lists ("by outcome: bound, released"); None if it lists none."""
+    listed = re.search(rf"\b{label}(?: that [^:;.]*)?: ([\w/]+(?:, [\w/]+)*)", row.text)
+    return set(listed[1].split(", ")) if listed else None
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The page of metrics matches the registered metrics, and all names follow Prometheus' conventions."""
+"""The generated page has each metric of the code, and all names follow Prometheus' conventions."""
 
 import pytest
 
@@ -26,6 +26,6 @@ def test_names_follow_the_conventions() -> None:
         for name, row in rows.items():
             assert row.kind in ("counter", "gauge", "histogram"), name
             assert name.endswith("_total") == (row.kind == "counter"), name
-            assert row.meaning, name
+            assert len(row.text.split()) > 2, name
             if row.kind == "histogram":
                 assert name.endswith("_seconds"), name

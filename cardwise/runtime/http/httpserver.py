@@ -79,7 +79,8 @@ _STOP_ACCEPT_SECONDS: Final = 0.5  # maximum seconds for accepting the connectio
 
 _DROPPED_CONNECTIONS = prometheus_client.Counter(
     "cardwise_http_dropped_connections_total",
-    "Connections that the server closed or refused because their clients were too slow or too many.",
+    "Connections that were closed or refused because their clients were too slow or too many, by reason: handshake, "
+    "reading, writing, overload, source, memory.",
     ["reason"],
 )
 for _reason in ("handshake", "reading", "writing", "overload", "source", "memory"):

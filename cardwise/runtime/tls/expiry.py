@@ -24,7 +24,9 @@ class Expiry(Collector):
 
     def collect(self) -> Iterator[Metric]:
         metric = GaugeMetricFamily(
-            METRIC_NAME, "The expiry of the certificate, in seconds since 1970.", labels=["certificate"]
+            METRIC_NAME,
+            "The expiry in seconds since 1970, by certificate: authority, server, client.",
+            labels=["certificate"],
         )
         for label, name in _FILE_BY_LABEL.items():
             ends = _expiry_time(self._directory / name)
