@@ -98,7 +98,7 @@ def test_label_values_in_queries_are_documented_ones() -> None:
             row = documented_rows[_SERIES.sub("", series)]
             for label, content in _MATCHER.findall(matchers):
                 assert label in row.labels, (series, label)
-                if (values := label_values(row, label)) is not None:
-                    assert set(content.split("|")) <= values, (series, label)
+                if (listed_values := label_values(row, label)) is not None:
+                    assert set(content.split("|")) <= listed_values, (series, label)
                     checked += 1
     assert checked > 5, "the queries were not read"
