@@ -33,6 +33,9 @@ MAX_RESERVED_NODES: Final = (
     # lock.
     64
 )
+# Maximum number of reservations that are counted for each pod where other nodes may suffice, for the same reason.
+MAX_RESERVATIONS: Final = 64
+_CHECKS_PER_RESERVATION: Final = 16  # checks of cards that take as long as counting one reservation
 _CHECKS_PER_SEARCH: Final = 300  # checks of cards that take as long as a search for the unknown cards of one pod
 _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()
@@ -79,6 +82,12 @@ class NominatedPods:
         """
         return {node for _, node, _ in self._nominations.reserved_places(excluded, priority)}
 
+    def reservation_counts(self, excluded: Collection[str], priority: int) -> Counter[str]:
+        """By node, the number of reservations that pods of this priority must leave to nominated pods. Ignores the
+        reservations of the pods `excluded`.
+        """
+        return Counter(node for _, node, _ in self._nominations.reserved_places(excluded, priority))
+
     def nodes_with_unknown_cards(self) -> list[str]:
         """The nodes with reservations whose cards are not known yet, because another extender has answered preempt."""
         places = self._nominations.reserved_places((), LOWEST_PRIORITY)
@@ -114,16 +123,16 @@ class NominatedPods:
 
         excluded: UIDs of nominated pods whose cards are not added.
         nodes: the nodes whose reserved cards are added; None: all nodes. Takes 0.05 ms for each nominated pod.
-        pace, limit: see `reservations_on`. Raises SearchTooLong.
+        pace: see `reservations_on`.
+        limit: limits the searches and the reservations; None: no limit. Raises SearchTooLong.
         """
         if not len(self._nominations):
             yield
             return
-        with self._cluster.ledger.what_if(
-            added=[
-                nominated.holding for nominated in self.reservations_on(nodes, excluded, priority, pace, limit=limit)
-            ]
-        ):
+        reserved = self.reservations_on(nodes, excluded, priority, pace, limit=limit)
+        if limit is not None:
+            limit.count(_CHECKS_PER_RESERVATION * len(reserved))
+        with self._cluster.ledger.what_if(added=[nominated.holding for nominated in reserved]):
             yield
 
     def reservations_on(

@@ -19,7 +19,7 @@ from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.placement.searching import NODE_CHECKS, CheckLimit, SearchEffort, SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
-from extender.cache.nominated import MAX_RESERVED_NODES, NominatedPods
+from extender.cache.nominated import MAX_RESERVATIONS, NominatedPods
 from extender.cache.reservations import Phase
 from extender.placing.nodefacts import NodeFacts
 from extender.placing.scoredpolicies import ScoredPolicies
@@ -28,7 +28,6 @@ from extender.records.podref import PodRef
 
 # Maximum number of cards that are checked under the lock for a pod whose nodes were not searched before: 2 to 4 ms.
 _MAX_CHECKS_UNDER_LOCK: Final = 1000
-_RESERVATION_CHECKS: Final = 16  # checks that take as long as counting what is reserved for a nominated pod
 _MAX_STEPS_UNDER_LOCK: Final = (
     512  # maximum number of steps (`SearchEffort`) of the decision that follows a search without the lock
 )
@@ -226,18 +225,17 @@ class Placing:
 
     def _place_unreserved(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
         own_uids, priority = (placement_request.pod.uid,), placement_request.request.priority
-        nominated_nodes = self._nominated_nodes(placement_request)
-        if len(nominated_nodes) > MAX_RESERVED_NODES:
-            # Counting the reservations on so many nodes would take longer than other callers may wait. So try the other
-            # nodes first, and then count only the reservations on nodes that fit the pod without reservations.
+        counts = self._nominated_counts(placement_request)
+        nominated_nodes = set(counts)
+        if sum(counts.values()) > MAX_RESERVATIONS:
+            # Counting so many reservations would take longer than other callers may wait. So try the other nodes first,
+            # and then count only the reservations on nodes that fit the pod without reservations.
             placement = self._place_on_best(
                 placement_request, [node for node in placement_request.nodes if node not in nominated_nodes]
             )
             if isinstance(placement, Placement):
                 return placement
             nominated_nodes = set(self._make_scorer(placement_request).score_all(self._ledger, nominated_nodes)[0])
-            if placement_request.limit is not None:
-                placement_request.limit.count(_RESERVATION_CHECKS * len(nominated_nodes))
         with self._nominated.count_reserved(own_uids, priority, nominated_nodes, limit=placement_request.limit):
             return self._place_on_best(placement_request, placement_request.nodes)
 
@@ -266,10 +264,12 @@ class Placing:
 
     def _nominated_nodes(self, placement_request: PlacementRequest) -> set[str]:
         """The offered nodes where cards are reserved for nominated pods, which this pod must not use."""
-        reserved_nodes = self._nominated.reserved_nodes(
-            (placement_request.pod.uid,), placement_request.request.priority
-        )
-        return reserved_nodes.intersection(placement_request.nodes) if reserved_nodes else reserved_nodes
+        return set(self._nominated_counts(placement_request))
+
+    def _nominated_counts(self, placement_request: PlacementRequest) -> dict[str, int]:
+        """The nodes of `_nominated_nodes`, each with the number of reservations."""
+        counts = self._nominated.reservation_counts((placement_request.pod.uid,), placement_request.request.priority)
+        return {node: counts[node] for node in counts.keys() & placement_request.nodes} if counts else counts
 
     def _gang_reserved_nodes(self, placement_request: PlacementRequest) -> set[str]:
         """The offered nodes where cards are reserved for a gang, which this pod must not use."""
@@ -336,6 +336,14 @@ class Placing:
             limit=placement_request.limit,
         )
 
+    def _reserved_on(self, placement_request: PlacementRequest, nodes: Collection[str]) -> dict[str, list[Holding]]:
+        """By node, the reservations on these nodes for nominated pods, which this pod must not use."""
+        uid, priority = placement_request.pod.uid, placement_request.request.priority
+        reserved_by_node: dict[str, list[Holding]] = {}
+        for nominated in self._nominated.reservations_on(nodes, (uid,), priority, limit=placement_request.limit):
+            reserved_by_node.setdefault(nominated.holding.node, []).append(nominated.holding)
+        return reserved_by_node
+
     @contextmanager
     def _count_nominated(self, placement_request: PlacementRequest) -> Iterator[None]:
         """Context manager: inside, the cards that are reserved for nominated pods are used, and the pod's own cards are
@@ -343,8 +351,6 @@ class Placing:
         """
         uid, priority = placement_request.pod.uid, placement_request.request.priority
         nominated_nodes = self._nominated_nodes(placement_request)
-        if placement_request.limit is not None:
-            placement_request.limit.count(_RESERVATION_CHECKS * len(nominated_nodes))
         with (
             self._cache.exclude_pod(uid),
             self._nominated.count_reserved((uid,), priority, nominated_nodes, limit=placement_request.limit),
@@ -454,10 +460,20 @@ class Placing:
         effort, refusals = SearchEffort(_MAX_STEPS_UNDER_LOCK), dict(searched.refusals)
         ranks = placement_request.ranks
         best = sorted(searched.best, key=ranks.__getitem__) if ranks else searched.best
-        # Only what is reserved on these nodes counts: of a big gang, cards of hundreds of nodes may be reserved.
-        with self._node_scorer(placement_request._replace(nodes=best), effort) as scorer:
+        self._cache.sync_cards()
+        with (
+            self._cache.exclude_pod(placement_request.pod.uid),
+            self._cache.gang_cards.count_reserved(self._gang_reserved_nodes(placement_request._replace(nodes=best))),
+        ):
+            scorer, reserved_by_node = (
+                self._make_scorer(placement_request, effort),
+                self._reserved_on(placement_request, best),
+            )
             for name in best:
-                chosen_placement = scorer.place_on(self._ledger.node(name), effort)
+                # Only the reservations on this node: of a big gang, cards of hundreds of nodes may be reserved, and
+                # mostly the first node fits.
+                with self._ledger.what_if(added=reserved_by_node.get(name, ())):
+                    chosen_placement = scorer.place_on(self._ledger.node(name), effort)
                 if not isinstance(chosen_placement, Refusal):
                     return chosen_placement
                 refusals[name] = chosen_placement

@@ -371,7 +371,7 @@ def nominated(pod: Json) -> str:
 @pytest.mark.parametrize("seed", range(examples(20, soak=3000)))
 def test_nobody_goes_in_vain_whoever_has_seen_what(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
-    monkeypatch.setattr(placing, "MAX_RESERVED_NODES", (0, placing.MAX_RESERVED_NODES)[seed % 2])
+    monkeypatch.setattr(placing, "MAX_RESERVATIONS", (0, placing.MAX_RESERVATIONS)[seed % 2])
     nodes = draw.choice([2, 2, 3])
     coming = draw.randint(2, nodes * CARDS)
     world = World(draw, nodes, coming)
