@@ -1,13 +1,15 @@
 """The root of the components that share one lock: cache, queue, gangs and preemption. Start reading here.
 
-No code here does I/O or waits for anything but the lock. Most methods acquire the lock once. `warm_caches` acquires it
-several times, for a short time each. If the nodes must be searched without the lock (`nodesearch`), `plan_pod`,
-`score_fitting_nodes` and `score_nodes` acquire it again: for a snapshot, and for the decision. Callers use `gangs`,
-`preemption`, `nominator` and `policies` directly; the methods of these acquire the lock themselves.
+No code here does I/O or waits for anything but the lock. Most methods acquire the lock once. `warm_caches`,
+`expire_reservations` and `reservation_counts` acquire it several times, for a short time each. If the nodes must be
+searched without the lock (`nodesearch`), `plan_pod`, `score_fitting_nodes` and `score_nodes` acquire it again: for a
+snapshot, and for the decision. Callers use `gangs`, `preemption`, `nominator` and `policies` directly; the methods of
+these acquire the lock themselves.
 `cache.reservations` has the table that says which pod has which cards.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -50,6 +52,7 @@ from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef
 
 _SCORED_SECONDS: Final = 1.0
+_ROWS_PER_HOLD: Final = 100  # rows of reservations that end, or are counted, in one hold of the lock: 3 ms
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
 
@@ -426,12 +429,22 @@ class State:
     def expire_reservations(self) -> None:
         """End expired reservations and nominations."""
         with self._lock:
-            expired = self._reservations.expire()
-            for row in expired.rows:
-                if row.phase is Phase.NOMINATED:
-                    self.nominator.on_expired(row.pod.uid)
+            due = self._reservations.due_uids()
+        pace, has_surplus = Pace(self._clock), True
+        for first in range(0, len(due), _ROWS_PER_HOLD):
+            pace.pause()
+            with self._lock:
+                for row in self._reservations.expire(due[first : first + _ROWS_PER_HOLD]):
+                    if row.phase is Phase.NOMINATED:
+                        self.nominator.on_expired(row.pod.uid)
+        while has_surplus:
+            pace.pause()
+            with self._lock:
+                has_surplus = self._reservations.drop_surplus_orphans(_ROWS_PER_HOLD)
+        with self._lock:
+            has_nomination_ended = self._reservations.nominations.end_expired(self._clock.now())
             steady = self._loads.reopen_steady_nodes(self._clock.now())
-            if self._queue.end_retry_window() or expired.nomination_ended or steady:
+            if self._queue.end_retry_window() or has_nomination_ended or steady:
                 self._cache.capacity.mark_freed()
 
     def overdue_bindings(self) -> list[PodRef]:
@@ -520,7 +533,13 @@ class State:
     def reservation_counts(self) -> dict[str, int]:
         """The number of shares in the ledger by the phase of their reservation, for metrics."""
         with self._lock:
-            return self._reservations.reservation_counts()
+            uids, counts = self._reservations.uids_to_count(), Counter(self._reservations.phase_counts())
+        pace = Pace(self._clock)
+        for first in range(0, len(uids), _ROWS_PER_HOLD):
+            pace.pause()
+            with self._lock:
+                counts.update(self._reservations.count_shares(uids[first : first + _ROWS_PER_HOLD]))
+        return dict(counts)
 
     def refusal_counts(self) -> dict[str, int]:
         """The number of refused pods by the most frequent reason among the nodes, for metrics."""

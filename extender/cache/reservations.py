@@ -37,13 +37,13 @@ lock of `State`.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
@@ -197,13 +197,6 @@ class Timeouts:
     restored: float = _DEVICE_PLUGIN_WATCH_PACE.backoff_cap + _DEVICE_PLUGIN_WATCH_PACE.silence + 20.0
 
 
-class Expired(NamedTuple):
-    """The rows that `expire` has ended, with their former phases, and whether it has ended a nomination."""
-
-    rows: list[Reservation]
-    nomination_ended: bool
-
-
 class Reservations:
     """The table, by pod UID.
 
@@ -307,29 +300,33 @@ class Reservations:
         """The UIDs of the pods that a Binding of this extender may still bind."""
         return {*self._by_phase[Phase.BINDING], *self._by_phase[Phase.UNCONFIRMED]}
 
-    def reservation_counts(self) -> dict[str, int]:
-        """The number of shares in the ledger by phase name. Shares of BOUND pods are counted as ACCEPTED."""
-        counts = Counter(
-            {
-                PHASE_NAMES[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND]),
-                PHASE_NAMES[Phase.TERMINATING]: 0,
-                REPORTED_PHASE: 0,
-            }
-        )
-        for phase, rows in self._by_phase.items():
-            if rows and phase not in (Phase.BOUND, Phase.ORPHANED):
-                counts.setdefault(PHASE_NAMES[phase], 0)
-            if phase is not Phase.BOUND:
-                counts.update(holding.phase_name for uid in rows if (holding := self.holding(uid)) is not None)
-        unknown_holders = 0  # counted without `unknown_holding`, which would be slow for tens of thousands of pods
-        for uid, nodes in self._reports.reported_nodes_by_uid().items():
-            row = self._rows.get(uid)
+    def uids_to_count(self) -> list[str]:
+        """The pods for `count_shares`: with a row that is not BOUND, or in the report of a node."""
+        rows = (uid for phase, rows in self._by_phase.items() if phase is not Phase.BOUND for uid in rows)
+        return list(dict.fromkeys((*rows, *self._reports.reported_nodes_by_uid())))
+
+    def phase_counts(self) -> dict[str, int]:
+        """The number of BOUND pods as "bound", and 0 for the other phase names that a metric shows."""
+        counts = {PHASE_NAMES[Phase.TERMINATING]: 0, REPORTED_PHASE: 0}
+        counts |= {PHASE_NAMES[phase]: 0 for phase, rows in self._by_phase.items() if rows and phase is not Phase.BOUND}
+        return counts | {PHASE_NAMES[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND])}
+
+    def count_shares(self, uids: Iterable[str]) -> Counter[str]:
+        """The number of shares of these pods in the ledger by phase name, without shares of BOUND pods. Takes 5 us for
+        each pod.
+        """
+        counts = Counter[str]()
+        nodes_by_uid = self._reports.reported_nodes_by_uid()
+        for uid in uids:
+            row, nodes = self._rows.get(uid), nodes_by_uid.get(uid, ())
+            if row is not None and row.phase is not Phase.BOUND and (holding := self.holding(uid)) is not None:
+                counts[holding.phase_name] += 1
+            # Unknown holders. Counted without `unknown_holding`, which would be slow for tens of thousands of pods.
             if row is None or row.holding is None:
-                unknown_holders += len(nodes)
+                counts[REPORTED_PHASE] += len(nodes)
             else:
                 keys = (unknown_holder_key(ShareReport(uid, node)) for node in nodes)
-                unknown_holders += sum(self._capacity.ledger.holding(key) is not None for key in keys)
-        counts[REPORTED_PHASE] += unknown_holders
+                counts[REPORTED_PHASE] += sum(self._capacity.ledger.holding(key) is not None for key in keys)
         return counts
 
     # Decisions of this extender.
@@ -557,39 +554,55 @@ class Reservations:
         for row in list(self.rows_in_phases(*UNPOSTED_PHASES)):
             self._drop_row(row)
 
-    def expire(self) -> Expired:
-        """End expired plans of single pods, expired nominations, and unreported shares of deleted pods.
+    def due_uids(self) -> list[str]:
+        """The pods for `expire`: their rows have been in a phase that ends for its time."""
+        now, timeouts = self._clock.now(), self._timeouts
+        plans = self.rows_in_phases(Phase.NOMINATED, Phase.RESERVED)
+        due = [row.pod.uid for row in plans if now - row.since > timeouts.reservation]
+        terminating = self._by_phase[Phase.TERMINATING].values()
+        return due + [row.pod.uid for row in terminating if now - row.since > timeouts.terminating]
+
+    def expire(self, uids: Iterable[str]) -> list[Reservation]:
+        """End the expired plans and nominations of these single pods, and their unreported shares if they were deleted.
+        Returns the former rows. Takes 25 us for each pod.
 
         Plans of gangs end with their gangs.
         """
-        now = self._clock.now()
-        plans = [
-            row
-            for row in self.rows_in_phases(Phase.NOMINATED, Phase.RESERVED)
-            if now - row.since > self._timeouts.reservation
-        ]
-        expired = [replace(row) for row in plans]
-        for row in plans:
-            self._drop_row(row)
-        for row in list(self._by_phase[Phase.TERMINATING].values()):
-            if (
-                row.holding is not None
+        now, expired = self._clock.now(), list[Reservation]()
+        for uid in uids:
+            row = self._rows.get(uid)
+            if row is None:
+                continue
+            if row.phase in (Phase.NOMINATED, Phase.RESERVED) and now - row.since > self._timeouts.reservation:
+                expired.append(replace(row))
+                self._drop_row(row)
+            elif (
+                row.phase is Phase.TERMINATING
+                and row.holding is not None
                 and now - row.since > self._timeouts.terminating
                 and not self._is_reported(row.holding)
             ):
                 expired.append(replace(row))
                 self._set_phase(row, Phase.ORPHANED)
-        too_many = len(self._by_phase[Phase.ORPHANED]) - _MAX_ORPHANED
-        if too_many > 0:
-            # Shares that a node reports continue to count. There are no more of them than pods that ran on the nodes.
-            unreported = (
-                row
-                for row in self._by_phase[Phase.ORPHANED].values()
-                if row.holding is not None and not self._is_reported(row.holding)
-            )
-            for row in list(islice(unreported, too_many)):
-                self._drop_row(row)
-        return Expired(expired, self.nominations.end_expired(now))
+        return expired
+
+    def drop_surplus_orphans(self, max_count: int) -> bool:
+        """Drop up to `max_count` ORPHANED rows if there are too many. Returns whether to call again.
+
+        Shares that a node reports continue to count. There are no more of them than pods that ran on the nodes.
+        """
+        surplus = len(self._by_phase[Phase.ORPHANED]) - _MAX_ORPHANED
+        if surplus <= 0:
+            return False
+        unreported = (
+            row
+            for row in self._by_phase[Phase.ORPHANED].values()
+            if row.holding is not None and not self._is_reported(row.holding)
+        )
+        rows = list(islice(unreported, min(surplus, max_count)))
+        for row in rows:
+            self._drop_row(row)
+        return len(rows) == max_count
 
     # Private methods that maintain the table.
 

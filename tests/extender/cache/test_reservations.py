@@ -63,7 +63,7 @@ def into(table, phase):
             table.mark_deleted(POD.uid, ended=False)
         if phase is Phase.ORPHANED:
             table._clock.advance(21)
-            table.expire()
+            table.expire(table.due_uids())
     row = table.get(POD.uid)
     assert (row.phase if row is not None else None) is phase
 
@@ -85,7 +85,7 @@ def test_a_posted_binding_is_released_only_with_a_known_outcome(table, before):
     into(table, before)
     table.release_plan(POD.uid)
     table.drop_plans()
-    table.expire()
+    table.expire(table.due_uids())
     assert (table.get(POD.uid) is not None) == (before is not None and before not in UNPOSTED_PHASES)
 
 
@@ -231,7 +231,8 @@ def begin_plain(world, name="m"):
 def test_a_pod_without_cards_is_no_share_in_the_metrics(table):
     begun(table, None)
     assert table.pending_bindings() == {POD.uid}
-    assert set(table.reservation_counts().values()) == {0}
+    assert set(table.phase_counts().values()) == {0}
+    assert not any(table.count_shares(table.uids_to_count()).values())
 
 
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED, None])
@@ -281,7 +282,8 @@ def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch
         table.mark_deleted(f"uid-{name}", ended=False)
         clock.advance(1)
     clock.advance(21)
-    assert {holding.pod.uid for holding in table.expire().rows} == {"uid-a", "uid-b"}
+    assert {holding.pod.uid for holding in table.expire(table.due_uids())} == {"uid-a", "uid-b"}
+    assert not table.drop_surplus_orphans(2)
     assert [holding.pod.uid for holding in table.rows_in_phases(Phase.ORPHANED)] == ["uid-b"]
 
 
@@ -399,10 +401,10 @@ def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(cloc
 def test_it_counts_for_its_time_and_no_longer(table, clock, before, seconds, then):
     into(table, before)
     clock.advance(seconds)
-    assert table.expire().rows == []
+    assert table.expire(table.due_uids()) == []
     assert table.get(POD.uid).phase is before
     clock.advance(0.1)
-    table.expire()
+    table.expire(table.due_uids())
     assert [row.phase for row in table.rows_in_phases(*Phase)] == ([then] if then is not None else [])
 
 
@@ -419,6 +421,34 @@ def test_what_no_event_has_confirmed_is_looked_up_and_after_each_failure_later(t
         clock.advance(pause - 0.1)
         assert table.overdue_pods() == []
         clock.advance(0.1)
+
+
+def test_of_many_deleted_pods_only_some_are_handled_in_one_hold_of_the_lock(clock, monkeypatch):
+    """A tenant deletes 10,000 pods by force: they ended, and were counted for the metrics, in one hold each."""
+    world, lengths = with_cards(make_state(clock), n1=1), list[int]()
+    monkeypatch.setattr(reservations, "_MAX_ORPHANED", 30)
+
+    def record(name):
+        method = getattr(Reservations, name)
+
+        def call(table, pods):
+            lengths.append(pods if isinstance(pods, int) else len(pods))
+            return method(table, pods)
+
+        monkeypatch.setattr(Reservations, name, call)
+
+    for name in ("expire", "count_shares", "drop_surplus_orphans"):
+        record(name)
+    for i in range(350):
+        world.set_pod(as_pod(bound(f"p{i}", 1, 0)))
+        world.remove_pod(as_pod(bound(f"p{i}", 1, 0)))
+    assert world.reservation_counts()["terminating"] == 350
+    clock.advance(21)
+    world.expire_reservations()
+    assert world.reservation_counts()["terminating"] == 0
+    assert free(world) == [P100]
+    assert len(list(world._reservations.rows_in_phases(Phase.ORPHANED))) == 30
+    assert max(lengths) == 100
 
 
 # Metrics.
