@@ -149,40 +149,47 @@ class Placing:
         if placement_request.limit is not None and self._cache.is_index_outdated:
             raise SearchTooLong  # nodes change faster than they are indexed
         nodes_by_rank = self._nodes_by_rank(placement_request)
-        lowest = self._place_in_rank(placement_request._replace(nodes=nodes_by_rank[0]))
+        counts = self._nominated_counts(placement_request)
+        lowest = self._place_in_rank(placement_request._replace(nodes=nodes_by_rank[0]), counts)
         if isinstance(lowest, Placement) or len(nodes_by_rank) == 1:
             return lowest
         # There can be many ranks, and each search counts the reservations again. Whether a node fits does not depend on
         # the other nodes. So search many ranks at once, and halve their number until the lowest that fits is left.
-        others = self._place_across_ranks(placement_request, nodes_by_rank[1:])
+        others = self._place_across_ranks(placement_request, nodes_by_rank[1:], counts)
         if isinstance(others, Unplaceable):
             return Unplaceable(refusals=lowest.refusals | others.refusals)
         first, end = 1, len(nodes_by_rank)
         while end - first > 1:
             middle = (first + end) // 2
-            if isinstance(self._place_across_ranks(placement_request, nodes_by_rank[first:middle]), Placement):
+            if isinstance(self._place_across_ranks(placement_request, nodes_by_rank[first:middle], counts), Placement):
                 end = middle
             else:
                 first = middle
-        return self._place_in_rank(placement_request._replace(nodes=nodes_by_rank[first]))
+        return self._place_in_rank(placement_request._replace(nodes=nodes_by_rank[first]), counts)
 
     def _place_across_ranks(
-        self, placement_request: PlacementRequest, nodes_by_rank: Sequence[Collection[str]]
+        self,
+        placement_request: PlacementRequest,
+        nodes_by_rank: Sequence[Collection[str]],
+        counts: Mapping[str, int],
     ) -> Placement | Unplaceable:
         """As `_place_in_rank`, for the nodes of several ranks together."""
         return self._place_in_rank(
-            placement_request._replace(nodes=[node for nodes in nodes_by_rank for node in nodes])
+            placement_request._replace(nodes=[node for nodes in nodes_by_rank for node in nodes]), counts
         )
 
-    def _place_in_rank(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
-        """The best of nodes of equal rank."""
+    def _place_in_rank(self, placement_request: PlacementRequest, counts: Mapping[str, int]) -> Placement | Unplaceable:
+        """The best of nodes of equal rank.
+
+        counts: the result of `_nominated_counts` for all nodes.
+        """
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
-            return self._place_unreserved(placement_request)
+            return self._place_unreserved(placement_request, counts)
         # Nodes without a gang reservation come first. The free part of cards with a reservation is used last, and is
         # computed only if it is needed.
         placement = self._place_unreserved(
-            placement_request._replace(nodes=[node for node in placement_request.nodes if node not in reserved])
+            placement_request._replace(nodes=[node for node in placement_request.nodes if node not in reserved]), counts
         )
         if isinstance(placement, Placement):
             return placement
@@ -223,11 +230,12 @@ class Placing:
                 scores[name] = score
         return scores, refusals
 
-    def _place_unreserved(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
+    def _place_unreserved(
+        self, placement_request: PlacementRequest, counts: Mapping[str, int]
+    ) -> Placement | Unplaceable:
         own_uids, priority = (placement_request.pod.uid,), placement_request.request.priority
-        counts = self._nominated_counts(placement_request)
-        nominated_nodes = set(counts)
-        if sum(counts.values()) > MAX_RESERVATIONS:
+        nominated_nodes = {node for node in placement_request.nodes if node in counts} if counts else set[str]()
+        if sum(counts[node] for node in nominated_nodes) > MAX_RESERVATIONS:
             # Counting so many reservations would take longer than other callers may wait. So try the other nodes first,
             # and then count only the reservations on nodes that fit the pod without reservations.
             placement = self._place_on_best(
