@@ -539,7 +539,7 @@ class State:
             pace.pause()
             with self._lock:
                 counts.update(self._reservations.count_shares(uids[first : first + _ROWS_PER_HOLD]))
-        return dict(counts)
+        return counts
 
     def refusal_counts(self) -> dict[str, int]:
         """The number of refused pods by the most frequent reason among the nodes, for metrics."""

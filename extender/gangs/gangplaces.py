@@ -33,7 +33,7 @@ from extender.cache.reservations import Phase, Reservations
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import no_place_text
 from extender.gangs.gangplanner import GangPlanner, GangToPlan
-from extender.gangs.reservation import GangReservation
+from extender.gangs.reservation import MAX_SHAPES, GangReservation
 from extender.nomination.nominator import Nominator
 from extender.records.podref import PodRef
 
@@ -155,8 +155,11 @@ class GangPlaces:
         offer = self._share_offer(nodes)
         record = self._known.setdefault(gang.key, _GangRecord())
         if record.offers.get(shape) != offer:
-            record.offers[shape] = offer
             record.changes += 1
+        record.offers.pop(shape, None)
+        record.offers[shape] = offer
+        if len(record.offers) > MAX_SHAPES:
+            del record.offers[next(iter(record.offers))]
         self._reservation.add_offer(gang.key, shape, offer)
 
     def _share_offer(self, nodes: Collection[str]) -> frozenset[str]:

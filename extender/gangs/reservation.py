@@ -60,6 +60,7 @@ _log = structlog.get_logger(__name__)
 _SEARCH_INTERVAL_SECONDS: Final = 30.0  # seconds between two searches for the same gang
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
 _MAX_DOUBLINGS: Final = 6  # maximum number of times that `_STUCK_SECONDS` doubles
+MAX_SHAPES: Final = 1024  # maximum number of shapes of a gang whose offers are stored; older ones are dropped
 _MAX_GANGS: Final = 32  # maximum number of gangs of a namespace, per priority, for which cards are searched
 _MAX_NAMESPACES: Final = 1024  # maximum number of namespaces for which the end of their last reservation is remembered
 _NEVER: Final = float("-inf")
@@ -95,8 +96,10 @@ class GangReservation:
         each shape.
         """
         offers = self._offers.setdefault(key, {})
-        before = offers.get(shape, nodes)
+        before = offers.pop(shape, nodes)
         offers[shape] = before if before is nodes or nodes <= before else before | nodes
+        if len(offers) > MAX_SHAPES:
+            del offers[next(iter(offers))]
 
     def remove_gang(self, key: str) -> None:
         """Forget the gang: it is gone, or runs."""

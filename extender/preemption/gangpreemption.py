@@ -525,11 +525,16 @@ class GangVictimSearch:
     def _gang_on_open_nodes(self) -> GangToPlan:
         """The gang without the offers of nodes that have closed since kube-scheduler offered them."""
         gang = self._snapshot.gang
-        offered = set[str]().union(*gang.offers.values())
+        # Many shapes have the same offer, as one object.
+        distinct_offers = {id(offer): offer for offer in gang.offers.values()}
+        offered = set[str]()
+        for offer in distinct_offers.values():
+            offered |= offer
         closed = set(filter(self._loads.is_unavailable, offered))
         if not closed:
             return gang
-        return gang._replace(offers={shape: nodes - closed for shape, nodes in gang.offers.items()})
+        open_offers = {key: offer - closed for key, offer in distinct_offers.items()}
+        return gang._replace(offers={shape: open_offers[id(offer)] for shape, offer in gang.offers.items()})
 
     @contextmanager
     def _after_evictions(

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs.gangplan import Planned
-from extender.gangs import gangplanner
+from extender.gangs import gangplaces, gangplanner, reservation
 from extender.gangs.gangplaces import CHEAP_PLAN_SECONDS
 from extender.gangs.gangplanner import GangToPlan
 from extender.records.pod import Pod
@@ -251,6 +251,25 @@ def test_the_nodes_that_a_gang_was_offered_are_kept_once_and_not_when_it_runs():
     assert offer is ever
     assert world.phase("g") == "Running"
     assert set(places._known) == set(places._reservation._offers) == {"default/h"}
+
+
+def test_a_gang_whose_owner_changes_labels_again_and_again_stores_few_offers(monkeypatch):
+    """Each change makes another shape: 20,000 of them stopped all threads for a second at each preempt call."""
+    for module in (gangplaces, reservation):
+        monkeypatch.setattr(module, "MAX_SHAPES", 3)
+    world = World({"n1": 1})
+    world.create(member("a", "a", 2, gpu_mem=P100))
+    for i in range(10):
+        world.pods["a"]["metadata"]["labels"]["changed"] = str(i)
+        world.show_pod(world.pods["a"])
+        assert world.schedule("a") != ""
+    places = world.state.gangs._places
+    (record,) = places._known.values()
+    (offers,) = places._reservation._offers.values()
+    shape = world.state.gangs.gang_of("uid-a").members["uid-a"].shape
+    for shapes in (record.offers, offers):
+        assert len(shapes) == 3
+        assert list(shapes)[-1] == shape
 
 
 def test_equal_offers_of_several_gangs_are_one_object_though_others_come_between():
