@@ -17,6 +17,8 @@ from docs import metricrows
 from extender.__main__ import main as extender
 from mps.__main__ import main as mps
 from mps.agent.__main__ import USAGE as AGENT
+from tests.integration.security.attacks_on_rules import ATTACKS_BY_AIM
+from tests.integration.security.writes_of_parts import MAY
 from webhook.__main__ import main as webhook
 
 ROOT = Path(__file__).parents[1]
@@ -96,12 +98,30 @@ def metrics() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def attacks() -> str:
+    """The page with what the tests try on a real cluster: attacks of tenants, and what each part may write."""
+    intro = (
+        "For admins. What the tests try on a real cluster: each attempt of a tenant with what refuses it (`node`, "
+        "`extender`: the pod may run, or the call is answered, but the tenant gains nothing), then all that the "
+        "account of each part may write."
+    )
+    parts = [f"# Attacks and rights\n\n{intro}"]
+    for aim, tried in ATTACKS_BY_AIM.items():
+        rows = (f"| {attack.id} | {attack.title} | {attack.refused_by} |" for attack in tried)
+        parts += [f"## {aim}", _table("| | tried | refused by |", rows)]
+    for part, writes in MAY.items():
+        rows = (f"| {write.verb} | {write.subject} | {write.fields} |" for write in writes)
+        parts += [f"## What {part} may write", _table("| verb | on | fields |", rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "kinds": kinds,
     "values": values,
     "metrics": metrics,
+    "attacks": attacks,
 }
 
 

@@ -1,5 +1,6 @@
 """The reference pages that are made of code, CRDs and chart: nothing that a reader may ask for is missing in them."""
 
+import re
 import tomllib
 
 import click
@@ -8,6 +9,8 @@ import yaml
 
 from cardwise.cli.main import cli
 from docs import generated
+from tests.integration.security.attacks_on_rules import ATTACKS_BY_AIM
+from tests.integration.security.writes_of_parts import MAY
 
 
 @pytest.mark.parametrize("name", cli.list_commands(click.Context(cli)))
@@ -52,6 +55,15 @@ def test_every_kind_is_there_and_each_field_says_what_it_is():
         line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")
     }
     assert [line for line in page.splitlines() if line.startswith("| `") and line.endswith(" |  |")] == []
+
+
+def test_every_attack_and_every_write_is_there():
+    page = generated.attacks()
+    attacks = [attack for tried in ATTACKS_BY_AIM.values() for attack in tried]
+    assert re.findall(r"^\| (T\d+) \| .+ \| .+ \|$", page, re.MULTILINE) == [attack.id for attack in attacks]
+    assert [
+        write for writes in MAY.values() for write in writes if f"| {write.verb} | {write.subject} |" not in page
+    ] == []
 
 
 def test_pages_that_have_not_changed_are_not_written_again(tmp_path):

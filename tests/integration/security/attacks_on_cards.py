@@ -1,4 +1,4 @@
-"""Ways to a card past Cardwise, and to another card: the first of docs/security.md, in its order.
+"""Ways to a card past Cardwise, and to another card. `make docs` lists all attacks.
 
 `steady` is a pod of the tenant's that runs with a share, `idle` one that asks for nothing, `gated` one that waits in a
 gang that is not whole, `ungated` one that no node suits. What has `late` is a pod that may run or wait: test_tenant.py

@@ -1,4 +1,4 @@
-"""Ways to a bigger share, past the scheduler, past quotas and to rights: the rest of docs/security.md, in its order.
+"""Ways to a bigger share, past the scheduler, past quotas and to rights. `make docs` lists all attacks.
 
 `steady` is a pod of the tenant's that runs with a share, `idle` one that asks for nothing, `gated` one that waits in a
 gang that is not whole, `ungated` one that no node suits. What has `late` is a pod that may run or wait: test_tenant.py
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from cardwise.core.api import names
 from cardwise.kube import paths
 from tests.build import P100, container
-from tests.integration.security.attacks_on_cards import FORGED
+from tests.integration.security.attacks_on_cards import ANOTHER_CARD, FORGED, PAST_CARDWISE
 from tests.integration.security.tenancy import (
     RBAC_PATH,
     Attack,
@@ -620,3 +620,12 @@ CARDWISE_ITSELF = (
         ],
     ),
 )
+
+ATTACKS_BY_AIM = {
+    "A card past Cardwise": PAST_CARDWISE,
+    "Another card": ANOTHER_CARD,
+    "A bigger share": BIGGER_SHARE,
+    "Past the scheduler": PAST_THE_SCHEDULER,
+    "Quotas, types and others' rights": QUOTAS_AND_RIGHTS,
+    "Cardwise itself": CARDWISE_ITSELF,
+}

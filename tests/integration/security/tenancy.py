@@ -166,8 +166,8 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """As docs/security.md lists it. `tries` are refused at once; what `came` of a pod that ran is judged later, by
-    those in `late`. `since`: the minor of Kubernetes that has what is attacked.
+    """An attempt of a tenant, which `make docs` lists. `tries` are refused at once; what `came` of a pod that ran is
+    judged later, by those in `late`. `since`: the minor of Kubernetes that has what is attacked.
     """
 
     id: str

@@ -3,10 +3,8 @@
 That each part can do its work with them is what all other tests on clusters show: the parts run with these accounts.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 import yaml
@@ -23,14 +21,11 @@ from tests.integration.security.writes_of_parts import DRY, EXCESS, MAY, Excess,
 from tests.integration.sharing import Space, inspect, workload
 
 pytestmark = [pytest.mark.cluster("sim")]
-PAGE = Path(__file__).parents[3] / "docs" / "security.md"
 
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ADMISSION = "admissionregistration.k8s.io"
 OWN = names.NAMESPACE
 HOOKS = ("mutatingwebhookconfigurations", "validatingwebhookconfigurations")
-
-WORDS = {"webhook": "webhook", "extender": "extender", "deviceplugin": "device plugin", "mps": "MPS manager"}
 
 AUTOMATIC = classes.name_of_model(DEFAULT[0].model)
 
@@ -474,9 +469,3 @@ def test_n07_a_card_is_not_larger_than_cards_need(accounts: Cluster) -> None:
         with pytest.raises(errors.KubeError, match=f"{message}.*status.reported"):
             says(accounts, liar, there, *[share] * 1024)
         says(accounts, liar, there)
-
-
-def test_the_page_lists_the_fields() -> None:
-    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.*?) \|$", PAGE.read_text(), re.MULTILINE)
-    listed = [row for row in rows if row[0] in WORDS.values()]
-    assert listed == [(WORDS[part], right.verb, right.subject, right.fields) for part in MAY for right in MAY[part]]

@@ -1,4 +1,4 @@
-"""What each part of ours writes, field by field, and what it must not: the table of docs/security.md, and calls beyond.
+"""What each part of ours writes, field by field, which `make docs` lists, and what it must not.
 
 Each is one call of the real API server by the part's account, as a dry run; `World` has the objects that it is about.
 """
@@ -48,7 +48,7 @@ Act = Callable[[KubeClient, World], object]
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A row of the page: the part's account may do this to those fields."""
+    """The part's account may do this to those fields."""
 
     verb: str
     subject: str
