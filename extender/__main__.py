@@ -62,8 +62,8 @@ _BIND_DEADLINE_SECONDS, _BIND_DEADLINE_SECONDS_ON_OWN_PORT = 4.0, 60.0
     "--bind-port-bind",
     type=HOST_PORT,
     default=None,
-    help="A second address, for the verb bind. It has its own threads, so that long bind calls do not delay filter. "
-    "Without this address, --bind serves bind too.",
+    help="Second address, for the verb bind only. It has separate threads, because bind calls take long and must not "
+    "delay filter. Without this option, --bind also serves bind.",
 )
 @namespace_option
 @tls_hosts_option
@@ -98,8 +98,8 @@ _BIND_DEADLINE_SECONDS, _BIND_DEADLINE_SECONDS_ON_OWN_PORT = 4.0, 60.0
     "--max-gang-permit-seconds",
     type=click.FloatRange(min=1),
     default=gangs.MAX_PERMIT_SECONDS,
-    help="Upper limit of a PodGroup's timeoutSeconds: how long GPUs stay reserved for a gang without a bind call of a "
-    f"further member ({gangs.PERMIT_SECONDS:g} s without a PodGroup).",
+    help="Upper limit of a PodGroup's timeoutSeconds. If no further member of a gang reaches bind for this time, the "
+    f"gang's GPUs are released. For a gang without a PodGroup the time is {gangs.PERMIT_SECONDS:g} s.",
 )
 @click.option(
     "--gang-reserve-seconds",

@@ -95,8 +95,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--client-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
-    help="PEM file of the CA of the API server's client certificate: the webhook then rejects all other callers. "
-    "Default: it answers every caller, and its refusals hide the quotas and use of namespaces.",
+    help="PEM file of the CA that has issued the API server's client certificate. The webhook then rejects all other "
+    "callers. Default: every caller gets answers, but refusals do not show the quotas and usage of namespaces.",
 )
 @option("--runtime-class", default="", help="RuntimeClass for GPU pods that name none. Default: they get none.")
 @option(
@@ -165,16 +165,16 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     default=str(SmPercent.CORE),
     help="Limits the SMs of pods with MPS if neither the pod nor its namespace has the annotation "
     f"{names.SM_PERCENT}. core: the limit is the request of {names.GPU_CORE}; pods without this request have no limit. "
-    "memory: pods without this request are limited to the percentage that their share is of the GPU's memory.",
+    "memory: for pods without this request, the limit is the percentage of the GPU's memory that they request.",
 )
 @option(
     "--share-agent",
     type=click.Choice(["always", "mps", "never"]),
     default="mps",
-    help="Which pods get the share agent. always: all with a share of a GPU. mps: those that demand MPS, and if "
-    "some node has it, those that have not opted out of it. never: none. A pod's annotation "
-    f"{names.SHARE_AGENT} overrides this. Pods with the frameworks' hook get the agent unless that annotation is "
-    "never.",
+    help="Which pods with a share get the share agent. always: all. mps: pods that demand MPS; if some node has MPS, "
+    "also pods that accept it. never: none. A pod's annotation "
+    f"{names.SHARE_AGENT} overrides this. Pods with the frameworks' hook always get the agent, except with the "
+    "annotation never.",
 )
 @option(
     "--share-agent-image",

@@ -154,8 +154,8 @@ headroom_option = option(
     type=_Headroom(),
     default=0,
     help=f"MiB kept free on each GPU for driver, contexts and MPS server. {AUTO}: what the device plugin has measured "
-    "for driver and MPS server (spec.headroomMiB of the ExtendedResource). In GPUQuotas a whole GPU counts without "
-    "them. Webhook and extender need the same value.",
+    "for driver and MPS server (spec.headroomMiB of the ExtendedResource). A GPUQuota counts a whole GPU without this "
+    "headroom. Webhook and extender need the same value.",
 )
 
 namespace_option = option(

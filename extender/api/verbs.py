@@ -38,8 +38,8 @@ MAX_SCORE = 10  # kube-scheduler's MaxExtenderPriority
 # inspect hides pods in these phases: their shares count as used, but the pods are not bound yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 SEARCH_UNFINISHED_TEXT = (
-    "not all nodes were tried, since the search for this pod takes long and the time for such searches is limited; "
-    "none of the tried nodes fits the pod now. The pod is tried again, and the search then continues"
+    "the search for a node is not complete yet: none of the nodes searched so far fits the pod. The pod is tried "
+    "again, and the search then continues"
 )
 LEADER_CHANGED_TEXT = "the leader has changed during the search for a node; the pod is tried again"
 BIND_UNDECIDED_TEXT = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"

@@ -127,7 +127,7 @@ class Evictions:
             _log.warning("failed to evict a pod; trying again", pod=victim.pod, uid=victim.uid, error=str(error))
             return False
         newcomer, node = eviction.claimant.ref, eviction.node
-        text = f"evicted for pod {newcomer.pod} of higher priority, which needs its GPU"
+        text = f"evicted: pod {newcomer.pod} has a higher priority and needs this pod's GPU"
         self._events.record(victim.about, "Preempted", text)
         text = f"pod {victim.pod} is evicted on node {node} to free its GPU for this pod"
         self._events.record(newcomer.about, "Preempting", text)

@@ -660,7 +660,7 @@ class Gangs:
         if gang.plan or gang.refusal(now) is not None:
             return ()
         if not self._queue.may_place(gang.priority):
-            gang.reason = "pods of higher priority come first: no extender served their last attempt"
+            gang.reason = "pods of higher priority come first; their last attempt reached no extender"
             return ()
         refusal = self._bind_admission.refusal_reason(gang, self._occupied_threads(), now)
         if refusal is not None:

@@ -175,7 +175,7 @@ class LeaseLeadership(Leadership):
         holder = elector.holder if elector is not None else None
         if elector is not None and holder == elector.identity:
             return Denial(
-                f"not the leader: the lease {self._name} is not valid yet, or not any more", served_elsewhere=True
+                f"not the leader: its period of the lease {self._name} has not begun or is over", served_elsewhere=True
             )
         holder_text = "no extender" if holder == "" else holder or "another extender or none"
         return Denial(f"not the leader: {holder_text} holds the lease {self._name}", served_elsewhere=True)

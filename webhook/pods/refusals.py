@@ -39,8 +39,8 @@ def changed_later_error(field: str, problem: str) -> InvalidRequest:
 def removed_count_error(field: str) -> InvalidRequest:
     """The error about a split share without the number of its cards."""
     problem = (
-        f"has {names.SHARE} without the variables that Cardwise writes with it, so the number of GPUs for the share "
-        "is unknown: a mutating webhook that runs after Cardwise's has removed them"
+        "lacks the variables with the number of the share's GPUs: a mutating webhook that runs after Cardwise's has "
+        "removed them"
     )
     return InvalidRequest(field, problem, f"{_REMEDY}; if you wrote {names.SHARE} yourself, leave it out")
 

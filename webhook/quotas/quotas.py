@@ -199,9 +199,7 @@ def _warn_unchanged(quota: Json, old: Json | None, record: frozenset[str]) -> li
         return []
     stored = ", ".join(sorted(record))
     warning = (
-        f"{_HARD_FIELD}: nothing has changed; the key that was written under another name is stored as {stored}: "
-        "remove "
-        "that key"
+        f"{_HARD_FIELD}: nothing has changed, because the removed key is stored under another name: remove {stored}"
     )
     return [warning]
 

@@ -84,14 +84,13 @@ def warn_resource_quota(
         and not is_zero(hard[quotas.WHOLE_CARDS])
     ):
         warnings.append(
-            f"spec.hard[{quotas.WHOLE_CARDS}]: does not count shares: pods that request {names.GPU_MEM} are not "
-            f"limited by it; add {uncounted_entry}, or a GPUQuota, unless another quota of the namespace counts them"
+            f"spec.hard[{quotas.WHOLE_CARDS}]: counts whole GPUs only, so pods that request {names.GPU_MEM} have no "
+            f"limit; add {uncounted_entry} or a GPUQuota, or ignore this if another quota limits such pods"
         )
     elif uncounted_entry == quotas.WHOLE_CARDS:
         warnings.append(
-            f"spec.hard[{quotas.SHARES}]: does not count whole GPUs: pods that request {names.GPU_COUNT} or a class "
-            f"are not limited by it; add {uncounted_entry}, or a GPUQuota, unless another quota of the namespace "
-            "counts them"
+            f"spec.hard[{quotas.SHARES}]: counts shares only, so pods that request {names.GPU_COUNT} or a class have "
+            f"no limit; add {uncounted_entry} or a GPUQuota, or ignore this if another quota limits such pods"
         )
     return tuple(warnings[:_MAX_WARNINGS])
 

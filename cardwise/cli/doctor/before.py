@@ -376,7 +376,7 @@ def check_other_plugins(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
         text = (
             f"{finding.name_nodes(sorted(contested_nodes))}, "
             f"{wording.pluralize(sum(contested_nodes.values()), 'GPU')}: NVIDIA's "
-            "device plugin offers them, and Cardwise does not use them while it does"
+            "device plugin offers them, so Cardwise leaves them alone"
         )
         remedy = (
             "stop it on the nodes that Cardwise should share (docs/integrations/gpu-operator.md: devicePlugin.enabled, "

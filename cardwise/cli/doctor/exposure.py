@@ -136,7 +136,11 @@ def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
 
 def _explain_refusal(title: str, error: errors.KubeError) -> Finding:
     if _RUNTIME_CLASS_POLICY in error.message:
-        return Finding(CHECK_NAME, Severity.OK, f"a pod without a GPU request may not use {title.removeprefix('the ')}")
+        return Finding(
+            CHECK_NAME,
+            Severity.OK,
+            f"a policy keeps pods without a GPU request from using {title.removeprefix('the ')}",
+        )
     text = f"not tested whether a pod without a GPU request gets one through {title}: {error.message}"
     return Finding(CHECK_NAME, Severity.NOTE, text, "give a namespace in which you may create pods with -n")
 

@@ -136,7 +136,9 @@ class Election:
                 f"renew_every ({renew_every}) must be positive and less than duration ({duration}) - margin ({margin})"
             )
         if duration > MAX_DURATION:
-            raise ValueError(f"duration ({duration}) must be at most {MAX_DURATION:.0f}: others wait no longer for us")
+            raise ValueError(
+                f"duration ({duration}) must be at most {MAX_DURATION:.0f}: other candidates wait no longer"
+            )
         self.period = LeaseTenure()
         self.tenure = 0
         self.is_successor = False

@@ -1029,7 +1029,7 @@ def test_a_runtime_class_that_the_policy_refuses_needs_no_look(sound):
     refused = "ValidatingAdmissionPolicy 'runtimeclasses.cardwise.dev' denied request: spec.runtimeClassName"
     default, named = Looked({("n1", ""): "looked\n"}, refused=refused).check_exposure(sound)
     assert (default.level, named.level) == (Severity.OK, Severity.OK)
-    assert named.text == "a pod without a GPU request may not use RuntimeClass nvidia"
+    assert named.text == "a policy keeps pods without a GPU request from using RuntimeClass nvidia"
     _, named = Looked({("n1", ""): "looked\n"}, refused="exceeded quota").check_exposure(sound)
     assert (named.level, "exceeded quota" in named.text) == (Severity.NOTE, True)
 

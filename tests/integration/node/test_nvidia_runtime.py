@@ -394,7 +394,7 @@ def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(
             if finding["check"] == "runtime"
         ]
 
-    named = ("ok", "a pod without a GPU request may not use RuntimeClass nvidia", "")
+    named = ("ok", "a policy keeps pods without a GPU request from using RuntimeClass nvidia", "")
     node = cluster.node("n1")
     node.default_runtime("nvidia")
     try:

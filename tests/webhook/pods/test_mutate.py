@@ -244,7 +244,9 @@ def test_share_without_its_card_count_is_refused(dropped: str, change: str, asks
         container["name"] = "renamed"
     decision = on_mutate(pod, "pods", Known())
     assert not decision.allowed
-    assert decision.message.startswith("spec.containers[0].env: has cardwise.dev/share without the variables")
+    assert decision.message.startswith(
+        "spec.containers[0].env: lacks the variables with the number of the share's GPUs"
+    )
     assert "a mutating webhook that runs after Cardwise's has removed them" in decision.message
 
 

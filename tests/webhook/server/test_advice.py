@@ -368,11 +368,9 @@ def test_ineffective_quota_keys_get_warnings() -> None:
 def test_quota_of_shares_only_gets_a_warning() -> None:
     (warning,) = quota(**MEM)
     assert warning == (
-        "spec.hard[requests.aliyun.com/gpu-mem]: does not count whole GPUs: pods that request aliyun.com/gpu-count or "
-        "a "
-        "class are not limited by it; add requests.cardwise.dev/gpu, or a GPUQuota, unless another quota of the "
-        "namespace "
-        "counts them"
+        "spec.hard[requests.aliyun.com/gpu-mem]: counts shares only, so pods that request aliyun.com/gpu-count or a "
+        "class have no limit; add requests.cardwise.dev/gpu or a GPUQuota, or ignore this if another quota limits such "
+        "pods"
     )
     assert quota(**MEM, **WHOLE) == quota(**WHOLE) == ()
 
@@ -385,9 +383,8 @@ def test_quota_of_whole_cards_only_gets_a_warning() -> None:
     alone = {"requests.cardwise.dev__gpu": "2"}
     (warning,) = quota(**alone)
     assert warning == (
-        "spec.hard[requests.cardwise.dev/gpu]: does not count shares: pods that request aliyun.com/gpu-mem are not "
-        "limited by it; add requests.aliyun.com/gpu-mem, or a GPUQuota, unless another quota of the namespace counts "
-        "them"
+        "spec.hard[requests.cardwise.dev/gpu]: counts whole GPUs only, so pods that request aliyun.com/gpu-mem have "
+        "no limit; add requests.aliyun.com/gpu-mem or a GPUQuota, or ignore this if another quota limits such pods"
     )
 
     assert (
