@@ -123,6 +123,7 @@ class GangReservation:
         find_due: returns the gangs that have waited too long; called under the lock.
         policy: the placement policy of pods that name none.
         """
+        self._update_charges(pace)
         with self._lock:
             self._cache.sync_cards()
             due, now = find_due(), self._clock.now()
@@ -142,9 +143,26 @@ class GangReservation:
                     now = self._clock.now()
                     before = self._selections.get(gang.key, _Selection(now, gang.changes, _Charges({}), None))
                     self._selections[gang.key] = before._replace(at=now)
+        self._update_charges(pace)
         with self._lock:
             self._end_used_up(self._clock.now())
             self._reserve(find_due())
+
+    def _update_charges(self, pace: Pace) -> None:
+        """Sum the charges of all selections again, without the lock, if kinds of cards have changed."""
+        with self._lock:
+            self._cache.sync_cards()
+            outdated = self._outdated_charges(self._selections.values())
+            if not outdated:
+                return
+            ledger = self._cache.snapshot().ledger
+        for charges in outdated:
+            pace()
+            charges.sum_by_kind(ledger, charges.holdings)
+
+    def _outdated_charges(self, selections: Iterable["_Selection"]) -> list["_Charges"]:
+        ledger = self._cache.ledger
+        return [selection.charges for selection in selections if not selection.charges.is_current(ledger)]
 
     def _search(self, gang: Gang, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace) -> None:
         """Search cards for the gang, without the lock. Does nothing if the gang is not due any more."""
@@ -221,7 +239,10 @@ class GangReservation:
                 del self._ended_at[next(iter(self._ended_at))]
 
     def _reserve(self, due: Sequence[Gang]) -> None:
-        """Reserve the selected cards for the first gang."""
+        """Reserve the selected cards for the first gang. Changes nothing for now if charges were not summed again."""
+        selections = [self._selections[gang.key] for gang in due if gang.key in self._selections]
+        if self._outdated_charges(selections) and (self._gang is None or _is_among(self._gang, due)):
+            return
         now = self._now
         first, holdings = self._choose_gang(due)
         if first is None:
@@ -282,9 +303,13 @@ class GangReservation:
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
     def _valid_holdings(self, gang: Gang, charges: "_Charges") -> list[Holding]:
-        """The holdings of members that still wait; none if they exceed the remaining quotas of the namespace."""
+        """The holdings of members that still wait; none if they exceed the remaining quotas of the namespace, or if the
+        charges must be summed again first.
+        """
         uids = [member.uid for member in gang.members_to_plan() if member.uid in charges.holdings]
         ledger, headroom = self._cache.ledger, self._cache.headroom(gang.namespace) if uids else []
+        if headroom and not charges.is_current(ledger):
+            return []
         if headroom and placement.entries_exceeded_by(ledger.kinds, charges.sum_by_kind(ledger, uids), headroom):
             return []
         return [charges.holdings[uid] for uid in uids]
@@ -396,10 +421,14 @@ class _Charges:
         self._uids: list[str] = []  # the members in `_total`
         self._total: dict[int, Charge] = {}
 
+    def is_current(self, ledger: Ledger) -> bool:
+        """Whether `sum_by_kind` need not read all holdings again."""
+        return self._kind_changes == ledger.kind_changes
+
     def sum_by_kind(self, ledger: Ledger, uids: Iterable[str]) -> Mapping[int, Charge]:
         """The charges of the holdings of these members, by kind of cards. Do not keep the mapping."""
         uids = list(uids)
-        if self._kind_changes != ledger.kind_changes:
+        if not self.is_current(ledger):
             self._by_member = {
                 uid: placement.charges_by_kind(ledger, [(holding.node, holding.assignment)])
                 for uid, holding in self.holdings.items()

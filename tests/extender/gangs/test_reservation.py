@@ -7,6 +7,7 @@ from cardwise.core.placement import placement
 from cardwise.core.values.refusals import Refusal
 from extender.gangs import cardsearch, reservation
 from extender.gangs.cardsearch import GangWithOffers
+from extender.gangs.reservation import GangReservation
 from extender.records.pod import Pod
 from tests.build import P100, extended_resource
 from tests.extender.gangcluster import NodeSpec, World, member, single
@@ -817,3 +818,23 @@ def test_charges_of_the_reserved_cards_are_not_summed_under_the_lock(monkeypatch
     world.state.set_card(*as_card(extended_resource(1, model="V100")))
     world.run(3)
     assert len(held) == summed + 2, "once for each member"
+    assert not any(held)
+
+
+def test_while_charges_are_to_be_summed_again_the_reservation_stays(monkeypatch):
+    """A kind changed between the sums and the hold that chooses the gang."""
+    world = World({"n1": 2})
+    world.state.set_quota(*as_quota({"memoryMiB": 3 * P100}, {"shares": 5, "model": "P100"}))
+    world.create(single("x", gpu_mem=P100))
+    world.run(1)
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
+    places = world.state.gangs._places._reservation
+    before = places._gang
+    assert before is not None
+    monkeypatch.setattr(GangReservation, "_update_charges", lambda *_: None)
+    world.state.set_card(*as_card(extended_resource(1, model="V100")))
+    world.run(3)
+    assert places._gang is before
+    monkeypatch.undo()
+    world.run(1)
+    assert places._gang is before
