@@ -62,14 +62,15 @@ class GangCards:
 
     def reserve(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
         """Replace the reservation by these holdings for the gang. Returns whether any former holding was released."""
-        by_node_before, by_node = self._by_node, dict[str, list[Holding]]()
+        by_node_before, by_node, by_uid = self._by_node, dict[str, list[Holding]](), dict[str, Holding]()
         for holding in holdings if gang is not None else ():
             by_node.setdefault(holding.node, []).append(holding)
+            by_uid[holding.uid] = holding
         self._gang, self._by_node = gang, by_node
         return any(
-            holding not in by_node.get(node, ())
-            for node, holdings_before in by_node_before.items()
-            for holding in holdings_before
+            by_uid.get(before.uid) is not before and by_uid.get(before.uid) != before
+            for holdings_before in by_node_before.values()
+            for before in holdings_before
         )
 
     def reserved_nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:

@@ -100,6 +100,8 @@ class Nominations:
         self._loads = loads
         self._by_pod: dict[str, Nomination] = {}
         self._expired: dict[str, str] = {}  # the node whose reservation has timed out, by pod
+        # Of all nominations whose node is certain: by node and pod, the victims. None: to be computed again.
+        self._victims: dict[str, dict[str, tuple[str, ...]]] | None = None
 
     def snapshot(self, loads: NodeLoads) -> "Nominations":
         """A copy of the nominations, independent of the original. `loads`: the loads of the same snapshot."""
@@ -180,6 +182,7 @@ class Nominations:
 
         Replaces an earlier nomination.
         """
+        self._victims = None
         if not places:
             self._by_pod.pop(claimant.uid, None)
             return
@@ -195,6 +198,7 @@ class Nominations:
 
     def set_own_place(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """Record the node that the extender itself has chosen."""
+        self._victims = None
         self._by_pod[claimant.uid] = Nomination(
             claimant, now, now + _KEEP_SECONDS, {node: place}, node, own_eviction=True
         )
@@ -213,6 +217,7 @@ class Nominations:
             nomination = Nomination(claimant, now, until, {node: NominatedPlace()}, from_status=True)
         elif nomination.named_node == node:
             return
+        self._victims = None
         self._by_pod[claimant.uid] = replace(
             nomination,
             named_node=node,
@@ -224,11 +229,13 @@ class Nominations:
 
     def remove(self, uid: str) -> Nomination | None:
         """Remove the nomination: the pod is bound or gone, or its cards are released. Returns the former nomination."""
+        self._victims = None
         self._expired.pop(uid, None)
         return self._by_pod.pop(uid, None)
 
     def reset_to_statuses(self) -> None:
         """Keep only the nominations that are in pod statuses, because the leader changes."""
+        self._victims = None
         for uid, nomination in list(self._by_pod.items()):
             if nomination.named_node:
                 place = nomination.places.get(nomination.named_node, NominatedPlace())
@@ -248,7 +255,7 @@ class Nominations:
 
         A nomination does not expire while victims are still on the node.
         """
-        has_ended = False
+        has_ended, self._victims = False, None
         for uid, nomination_before in list(self._by_pod.items()):
             nomination = self._by_pod[uid] = self._updated_from_status(nomination_before, now)
             if nomination.named_node and any(self._awaits_victims(nomination, node, now) for node in nomination.places):
@@ -305,13 +312,14 @@ class Nominations:
 
     def victims_on(self, node: str, excluded_uid: str) -> set[str]:
         """The victims on the node for pods that are certainly nominated to this node, except the pod `excluded_uid`."""
-        return {
-            victim
-            # The node is compared first: with 500 nominated pods this loop runs 500 times for each of them.
-            for nomination in self._by_pod.values()
-            if node in nomination.places and len(nomination.places) == 1 and nomination.claimant.uid != excluded_uid
-            for victim in nomination.places[node].victims
-        }
+        if self._victims is None:
+            self._victims = {}
+            for uid, nomination in self._by_pod.items():
+                if len(nomination.places) == 1:
+                    ((place_node, place),) = nomination.places.items()
+                    self._victims.setdefault(place_node, {})[uid] = place.victims
+        victims_by_pod = self._victims.get(node, {})
+        return {victim for uid, victims in victims_by_pod.items() if uid != excluded_uid for victim in victims}
 
     def victim_nodes_by_uid(self) -> dict[str, str]:
         """The node of each victim, by the victim's UID, of all nominations whose node is certain."""

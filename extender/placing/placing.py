@@ -345,10 +345,19 @@ class Placing:
         )
 
     def _reserved_on(self, placement_request: PlacementRequest, nodes: Collection[str]) -> dict[str, list[Holding]]:
-        """By node, the reservations on these nodes for nominated pods, which this pod must not use."""
+        """By node, the reservations on these nodes for nominated pods, which this pod must not use.
+
+        Raises SearchUnfinished if too many cards of nominated pods are unknown. The next call searches them first.
+        """
         uid, priority = placement_request.pod.uid, placement_request.request.priority
         reserved_by_node: dict[str, list[Holding]] = {}
-        for nominated in self._nominated.reservations_on(nodes, (uid,), priority, limit=placement_request.limit):
+        try:
+            reservations = self._nominated.reservations_on(
+                nodes, (uid,), priority, limit=CheckLimit(_MAX_CHECKS_UNDER_LOCK)
+            )
+        except SearchTooLong:
+            raise SearchUnfinished from None
+        for nominated in reservations:
             reserved_by_node.setdefault(nominated.holding.node, []).append(nominated.holding)
         return reserved_by_node
 

@@ -16,11 +16,11 @@ from cardwise.kube.pods.nodeconstraints import NodeLabels, Taint
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import AnswerSettings
-from extender.cache.nominated import MAX_RESERVATIONS
+from extender.cache.nominated import MAX_RESERVATIONS, NominatedPods
 from extender.cache.pacing import LOCKED_SECONDS
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
-from extender.placing import placing
+from extender.placing import nodesearch, placing
 from extender.records import podinfo, wire
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef
@@ -1235,6 +1235,29 @@ def test_what_is_kept_elsewhere_costs_an_answer_nothing(elsewhere):
     assert unknown(elsewhere) == ["n1"]
     assert elsewhere.filter(low, "n1") == ["n1"]
     assert unknown(elsewhere) == []
+
+
+def test_the_decision_after_a_search_finds_out_few_kept_cards_under_the_lock(monkeypatch):
+    """After a change of the leader the cards of all nominated pods are unknown, and the call's time was over."""
+    world, under_lock = World("n1"), list[bool]()
+    for i in range(10):
+        world.nominate(world.wants(f"p{i}", 1000), "n1")
+    search = NominatedPods.place_after_termination
+
+    def record(*args, **kwargs):
+        under_lock.append(world.state._lock._lock.locked())
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(NominatedPods, "place_after_termination", record)
+    monkeypatch.setattr(nodesearch, "is_needed", lambda *_: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(nodesearch, "find_unknown_cards", lambda *_: None)
+        args = FilterArgs(pod=world.wants("low", 1000, priority=LOW), node_names=["n1"])
+        assert "not all nodes" in verbs.filter_nodes(world.state, PREFERENCES, args).error
+    assert 0 < under_lock.count(True) <= 4
+    assert world.filter(world.wants("low", 1000, priority=LOW)) == ["n1"]
+    assert 0 < under_lock.count(True) <= 4
+    assert unknown(world) == []
 
 
 def test_beside_many_nothing_is_counted_for_a_pod_that_its_quota_keeps_waiting(elsewhere, monkeypatch):
