@@ -73,7 +73,8 @@ class ClusterSpec:
     beside those by default. `real_cards`: the node has this machine's NVIDIA cards, its MPS manager NVIDIA's own
     program; and NVIDIA's runtime where the parts are pods. `chart`: our parts are no processes but pods on the real
     nodes, installed by Helm with `values`; one such cluster at a time. `former`: another tree of ours
-    (tests/cluster/former.py), whose chart and code are installed first, to be upgraded.
+    (tests/cluster/former.py), whose chart and code are installed first, to be upgraded. `claims`: shares are allocated
+    as ResourceClaims, and kube-scheduler knows nothing of the extender.
     """
 
     state_dir: Path
@@ -85,6 +86,7 @@ class ClusterSpec:
     mps: bool = False
     real_cards: bool = False
     agent: bool = False
+    claims: bool = False
     gates: Sequence[str] = ()
     apis: Sequence[str] = ()
     parts: bool = True
@@ -300,6 +302,10 @@ class Cluster:
         if spec.agent:
             image = f"--share-agent-image={partsimage.AGENT}"
             record["part_args"]["webhook"] = [image, *record["part_args"].get("webhook", ())]
+        if spec.claims:
+            for part in _PARTS_WITH_CLAIMS:
+                record["part_args"][part] = ["--claims", *record["part_args"].get(part, ())]
+            record["values"] = {**record["values"], "scheduler": {"mode": "claims"}}
         (self.state_dir / "spec.json").write_text(json.dumps(record))
         clock = _Clock(self._say)
         gates = _switched_on("--feature-gates", spec.gates)
@@ -324,10 +330,10 @@ class Cluster:
         if spec.chart:
             self._install(real)
             clock.report("the chart is installed")
-            stanzas = self.chart.stanzas(self.api)
+            stanzas = [] if spec.claims else self.chart.stanzas(self.api)
             self.process("kube-scheduler").stop()
         if spec.parts and not spec.chart:
-            self.parts.apply_chart(self.api)
+            self.parts.apply_chart(self.api, *(["scheduler.mode=claims"] if spec.claims else []))
             self.parts.start(self.nodes)
             if spec.mps:
                 self.parts.start_mps(self.nodes)
@@ -338,7 +344,7 @@ class Cluster:
             clock.report(f"{len(simulated)} simulated nodes are there")
         if spec.parts and not spec.chart:
             self.parts.wait_certified()
-            stanzas = self.parts.stanzas()
+            stanzas = [] if spec.claims else self.parts.stanzas()
         self.control_plane.start_scheduler(stanzas, gates)
         clock.report("kube-scheduler is ready")
         self._wait_ready(real, spec)
@@ -456,6 +462,9 @@ class Cluster:
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(logs, kept)
         return kept
+
+
+_PARTS_WITH_CLAIMS = ("webhook",)  # those that know --claims
 
 
 class _Clock:

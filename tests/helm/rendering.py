@@ -32,6 +32,7 @@ OTHER = (  # nothing is as by default
     "nodes.gpus=GPU-1\\,GPU-2",
     "policies.annotationWriters={me}",
 )
+CLAIMS = ("scheduler.mode=claims",)
 OFF = (  # what can be left out is
     "crds.enabled=false",
     "policies.enabled=false",

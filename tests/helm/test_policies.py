@@ -10,7 +10,7 @@ from cardwise.cli.doctor.finding import Severity
 from cardwise.cli.doctor.policies import ALWAYS_INSTALLED, check_policies
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import Render, get_object
+from tests.helm.rendering import CLAIMS, Render, get_object
 
 PODS = {"CREATE core/pods", "UPDATE core/pods/ephemeralcontainers"}
 BINDINGS = {"CREATE core/bindings", "CREATE core/pods/binding"}
@@ -24,6 +24,11 @@ def writes(*resources: str, operations: str = "CREATE UPDATE") -> set[str]:
 ASKED = {
     "annotations": {*writes("core/pods"), "UPDATE core/pods/status"},
     "bindings": BINDINGS,
+    "claims": {
+        *writes("resource.k8s.io/resourceclaims", operations="CREATE UPDATE DELETE"),
+        *writes("resource.k8s.io/resourceclaimtemplates"),
+    },
+    "claimstatus": {"UPDATE resource.k8s.io/resourceclaims/status"},
     "deviceplugin": {
         *writes(*RESOURCES, operations="CREATE UPDATE DELETE"),
         *writes("core/nodes", "core/nodes/status", "core/pods", operations="UPDATE"),
@@ -33,6 +38,8 @@ ASKED = {
         *writes("core/pods", "core/pods/status", "core/nodes", RESOURCES[1], operations="UPDATE"),
         *writes("cardwise.dev/resourceclasses", "cardwise.dev/podgroups", operations="CREATE UPDATE DELETE"),
         *writes("core/secrets", "core/configmaps", "coordination.k8s.io/leases", operations="CREATE"),
+        *writes("resource.k8s.io/resourceclaims", operations="CREATE UPDATE DELETE"),
+        "UPDATE resource.k8s.io/resourceclaims/status",
         "DELETE core/pods",
     },
     "extendedresources": writes(*RESOURCES),
@@ -72,6 +79,18 @@ def test_each_policy_is_asked_about_all_ways_to_write_what_it_is_about(render: R
     assert {policy["metadata"]["name"]: rules_of(policy) for policy in policies} == {
         f"{name}.{names.GROUP}": about for name, about in ASKED.items()
     }
+    claims_policies = {
+        "allocation": writes("core/pods"),
+        "fencing": {
+            *BINDINGS,
+            *writes("resource.k8s.io/resourceclaims"),
+            *writes("core/pods", "resource.k8s.io/resourceclaims/status", operations="UPDATE"),
+        },
+    }
+    with_claims = [manifest for manifest in render(*CLAIMS) if manifest["kind"] == "ValidatingAdmissionPolicy"]
+    assert {policy["metadata"]["name"]: rules_of(policy) for policy in with_claims} == {
+        f"{name}.{names.GROUP}": about for name, about in (ASKED | claims_policies).items()
+    }
 
 
 def test_variables_that_set_limits_are_refused_in_all_kinds_of_containers(render: Render) -> None:
@@ -93,7 +112,8 @@ def test_variables_that_set_limits_are_refused_in_all_kinds_of_containers(render
 LOOP = re.compile(r"([\w.?\[\]]+?)(\.orValue\([^()]*\))?\.(?:filter|exists|exists_one|all)\(")
 # What a tenant may write thousands of, with almost no bytes.
 UNBOUNDED = re.compile(
-    r"(^variables[.](after|before)|^m[.]of|volumes|^variables[.]mounts|^mounts|bject[.]spec[.]schedulingGates|limits|requests|annotations|"
+    r"(^variables[.](after|before)|^m[.]of|volumes|^variables[.]mounts|^mounts|bject[.]spec[.]schedulingGates|limits|annotations|"
+    r"(?<!devices[.])(?<!devices[.][?])requests|"  # Kubernetes limits those of a claim to 32
     r"labels|^all)$"
 )
 
@@ -108,7 +128,8 @@ def looped_over(policy: Json) -> set[str]:
 
 
 def test_no_policy_pays_the_square_of_the_number_of_keys(render: Render) -> None:
-    policies = [manifest for manifest in render() if manifest["kind"] == "ValidatingAdmissionPolicy"]
+    rendered = [*render(), *render(*CLAIMS)]
+    policies = [manifest for manifest in rendered if manifest["kind"] == "ValidatingAdmissionPolicy"]
     loops = {policy["metadata"]["name"]: looped_over(policy) for policy in policies}
     assert {name: collections for name, collections in loops.items() if collections} == {}
 
@@ -174,6 +195,8 @@ def test_doctor_expects_the_policies_that_the_chart_always_has(render: Render) -
 
     assert policy_names("policies.runtimeClasses=null") == sorted(ALWAYS_INSTALLED)
     assert policy_names() == sorted([*ALWAYS_INSTALLED, "runtimeclasses.cardwise.dev"])
+    with_claims = [*ALWAYS_INSTALLED, "allocation.cardwise.dev", "runtimeclasses.cardwise.dev"]
+    assert policy_names(*CLAIMS) == sorted(with_claims)
 
 
 def test_each_policy_is_enforced_as_doctor_checks_it(render: Render) -> None:

@@ -22,6 +22,8 @@ ALWAYS_INSTALLED: Final = tuple(
     for name in (
         "annotations",
         "bindings",
+        "claims",
+        "claimstatus",
         "deviceplugin",
         "environment",
         "extendedresources",

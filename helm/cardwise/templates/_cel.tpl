@@ -158,6 +158,45 @@ cardwise.cel.keys).
 {{- end }}
 
 {{/*
+Whether the pod `.` waits behind the gate of scheduler.mode=claims. There is no loop over the gates (see
+cardwise.cel.keys).
+*/}}
+{{- define "cardwise.cel.hasAllocationGate" -}}
+(has({{ . }}.spec.schedulingGates) && 'cardwise.dev/allocation' in {{ . }}.spec.schedulingGates.map(g, g.name))
+{{- end }}
+
+{{/* Whether the pod `.` names a claim of Cardwise, in the entry that the webhook writes. */}}
+{{- define "cardwise.cel.hasClaim" -}}
+(has({{ . }}.spec.resourceClaims) && 'cardwise' in {{ . }}.spec.resourceClaims.map(c, c.name))
+{{- end }}
+
+{{/* Whether the container `c` has a slot: the webhook has rewritten it, and its node gives it GPUs or devices. */}}
+{{- define "cardwise.cel.hasSlot" -}}
+{{- if eq .Values.scheduler.mode "claims" -}}
+(has(c.resources) && has(c.resources.claims) && 'cardwise' in c.resources.claims.map(r, r.name))
+{{- else -}}
+(has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)
+{{- end }}
+{{- end }}
+
+{{/*
+Whether the webhook has rewritten the pod `.`, which requests GPUs or devices; also in another scheduler.mode, before it
+was changed.
+*/}}
+{{- define "cardwise.cel.wasRewritten" -}}
+({{ include "cardwise.cel.hasClaim" . }} || {{ include "cardwise.cel.amountsAre" (dict "spec" (print . ".spec") "holds" "amounts.contains('\"cardwise.dev/share\":')") }})
+{{- end }}
+
+{{/*
+Whether the pod `object` names the gate or a claim of Cardwise. The webhook refuses these in a pod that requests no GPU.
+Names are searched as text (see cardwise.cel.keys).
+*/}}
+{{- define "cardwise.cel.namesClaims" -}}
+({{ include "cardwise.cel.hasAllocationGate" "object" }} ||
+ (has(object.spec.resourceClaims) && ('\n' + object.spec.resourceClaims.map(c, c.name + '\t' + c.?resourceClaimName.orValue('')).join('\n') + '\n').matches('\tcardwise-|\ncardwise\t')))
+{{- end }}
+
+{{/*
 Whether the pod `object` names a gang, or has the label or gate that the webhook gives only to members of gangs.
 */}}
 {{- define "cardwise.cel.inGang" -}}
@@ -177,25 +216,34 @@ Whether the pod `object` names a gang, or has the label or gate that the webhook
 ({{ include "cardwise.cel.amountsTooLong" . }} ||
 {{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} ||
 {{ include "cardwise.cel.inGang" . }} ||
+{{- if eq .Values.scheduler.mode "claims" }}
+{{ include "cardwise.cel.namesClaims" . }} ||
+{{- end }}
 {{ include "cardwise.cel.haveRewritten" . }})
 {{- end }}
 
 {{/*
 Whether the webhook still has to rewrite the pod `object`: a container has a request but no share slot, a container
 beside it has no variable that closes GPUs to it, the pod names a gang but has no label and gate of it, or no container
-has got the pod's class. A member of a gang that requests nothing has the markers without a share slot.
+has got the pod's class. A member of a gang that requests nothing has the markers without a share slot. With
+scheduler.mode=claims the slot is the container's entry in the claim, and all these pods have a gate.
 */}}
 {{- define "cardwise.cel.needsRewrite" -}}
-{{- $gated := include "cardwise.cel.hasGangGate" "object" -}}
+{{- $claims := eq .Values.scheduler.mode "claims" -}}
+{{- $gated := include ($claims | ternary "cardwise.cel.hasAllocationGate" "cardwise.cel.hasGangGate") "object" -}}
 {{- $labelled := "(has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels)" -}}
 {{- $key := printf "((%s) && !(k in ['cardwise.dev/place', 'cardwise.dev/bind'] && %s)) || (%s)" (include "cardwise.cel.ourResource" .) $gated (include "cardwise.cel.bareName" .) -}}
 {{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
-{{- $slot := "amounts.contains('\"cardwise.dev/share\":')" -}}
+{{- $slot := $claims | ternary (include "cardwise.cel.hasClaim" "object") "amounts.contains('\"cardwise.dev/share\":')" -}}
 [{{ include "cardwise.cel.amounts" "object.spec" }}].exists(amounts, !({{ include "cardwise.cel.amountsTooLong" . }}) && (
-(({{ include "cardwise.cel.haveRewritten" . }}) && {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key "and" "!(has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)") }}) ||
+(({{ include "cardwise.cel.haveRewritten" . }}) && {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key "and" (print "!" (include "cardwise.cel.hasSlot" .))) }}) ||
 ({{ $slot }} && [object.spec.containers, has(object.spec.initContainers) ? object.spec.initContainers : []].exists(list,
   list.exists(c, !(has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES'))))) ||
+{{- if $claims }}
+({{ $labelled }} || {{ $slot }}) != {{ $gated }} ||
+{{- else }}
 {{ $labelled }} != {{ $gated }} ||
+{{- end }}
 ({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} && !{{ $gated }}) ||
 ({{ include "cardwise.cel.hasAnnotation" "cardwise.dev/class" }} && !{{ $slot }})))
 {{- end }}
@@ -251,7 +299,7 @@ an update that it accepts never waits for the webhook.
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
 {{- with .root.Values.webhook.toleratedTaints }} ||
 object.spec.?tolerations != oldObject.spec.?tolerations &&
-{{ include "cardwise.cel.amountsAre" (dict "spec" "oldObject.spec" "holds" "amounts.contains('\"cardwise.dev/share\":')") }} &&
+{{ include "cardwise.cel.wasRewritten" "oldObject" }} &&
 {{ include "cardwise.cel.list" . }}.exists(taint,
   oldObject.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.taintOf" . }}) &&
   !object.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.taintOf" . }}))
@@ -355,12 +403,12 @@ sets limits of the driver, by CDI.
 */}}
 {{- define "cardwise.cel.setsOwnVariable" -}}
 c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('CUDA_MPS_') && !(
-  has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits && has(e.value) &&
+  {{ include "cardwise.cel.hasSlot" . }} && has(e.value) &&
     ((e.name == 'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT' && e.value.matches('^0=[1-9][0-9]*M$')) ||
      (e.name == 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE' && e.value.matches('^([1-9][0-9]?|100)$'))))) || (e.name == 'NVIDIA_VISIBLE_DEVICES' && !(
   has(e.valueFrom)
     ? (has(e.valueFrom.fieldRef) && e.valueFrom.fieldRef.fieldPath.startsWith("metadata.annotations['cardwise.dev/devices.") &&
-       has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)
+       {{ include "cardwise.cel.hasSlot" . }})
     : (!has(e.value) || e.value in ['', 'void', 'none']))))
 {{- end }}
 
@@ -386,7 +434,7 @@ entries with one name the last one counts, so all of them are checked. cardwise.
 reference may name. False for an env of more than 1024 variables: the time grows with the square of their number.
 */}}
 {{- define "cardwise.cel.closesCards" -}}
-has(c.env) && c.env.size() <= 1024 && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
+has(c.env) && c.env.size() <= 1024 && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && {{ include "cardwise.cel.hasSlot" . }}))
 {{- end }}
 
 {{/*

@@ -2,6 +2,7 @@
 {{- define "cardwise.scheduler.modes" -}}
 {{- print "  kubeadm   control planes of kubeadm (also kind and minikube): a Job edits kube-scheduler's manifest on each control plane node\n" -}}
 {{- print "  own       managed (EKS, GKE, AKS, ...), k3s, RKE2, Talos: Cardwise runs a second kube-scheduler; needs scheduler.image\n" -}}
+{{- print "  claims    Kubernetes 1.34 and later, whoever runs the control plane: kube-scheduler stays as it is and obeys ResourceClaims\n" -}}
 {{- print "  manual    you edit kube-scheduler's configuration yourself: the notes after the installation say how" -}}
 {{- end }}
 

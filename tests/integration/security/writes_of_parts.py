@@ -447,7 +447,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "another gate",
             patched(lambda world: world.pod("gated"), without_gate("other.dev/gate"), "strategic"),
-            "the extender may remove only the gate cardwise.dev/gang",
+            "the extender may remove only Cardwise's gates",
         ),
         Excess(
             "leader elsewhere",
