@@ -98,7 +98,7 @@ class Known:
     def serves_podgroups(self) -> bool:
         return self.native
 
-    def pod(self, namespace: str, name: str, caller: str) -> Json | None:
+    def pod(self, namespace: str, name: str, caller: str, check_size: Callable[[bytes], None]) -> Json | None:
         self.callers.append(caller)
         return self.pods.get(f"{namespace}/{name}")
 

@@ -10,6 +10,8 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 
 ENABLED = "enabled"
 DISABLED = "disabled"
+# Maximum number of characters of a default. The longest valid one, the key of a label in `policy`, has about 330.
+MAX_DEFAULT_LENGTH = 512
 # The annotations of a namespace, in the order of the fields of `Defaults`.
 DEFAULTS_ANNOTATIONS = (names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.FRAMEWORKS, names.SM_PERCENT)
 
@@ -33,5 +35,9 @@ def defaults_of(namespace: Json) -> Defaults | None:
 
 
 def read_defaults(annotations: Mapping[str, str]) -> Defaults:
-    """The defaults in the annotations of a namespace that has opted in."""
-    return Defaults(*(str(annotations.get(key, "")) for key in DEFAULTS_ANNOTATIONS))
+    """The defaults in the annotations of a namespace that has opted in.
+
+    A text that is too long to be valid is cut to one character more than `MAX_DEFAULT_LENGTH`. The webhook keeps the
+    defaults of all namespaces, and an annotation may have 256 KiB.
+    """
+    return Defaults(*(str(annotations.get(key, ""))[: MAX_DEFAULT_LENGTH + 1] for key in DEFAULTS_ANNOTATIONS))

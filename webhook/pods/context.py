@@ -1,6 +1,6 @@
 """What the rules know besides the pod: settings, the cluster, the namespace."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
@@ -74,10 +74,11 @@ class Lookups(Protocol):
     def serves_podgroups(self) -> bool:
         """Whether the cluster serves Kubernetes' PodGroups. Raises KubeError."""
 
-    def pod(self, namespace: str, name: str, caller: str) -> Json | None:
-        """The pod, from the API server; None if it cannot be read.
+    def pod(self, namespace: str, name: str, caller: str, check_size: Callable[[bytes], None]) -> Json | None:
+        """The pod, from the API server; None if it cannot be read, or certainly requests nothing of Cardwise.
 
         caller: the address of the client; "" if it is certainly an API server.
+        check_size: raises InvalidRequest for a text that is too large to be decoded.
         """
 
 

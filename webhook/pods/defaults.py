@@ -5,11 +5,13 @@ in namespaces with the label `cardwise.dev/defaults: enabled`, and are annotatio
 a pod is created. So the author of the pod gets the error about a bad value; it names the namespace.
 """
 
+from dataclasses import astuple
+
 from cardwise.core.api import isolation as tiers
 from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
-from webhook.cluster.namespaces import DISABLED, Defaults
+from webhook.cluster.namespaces import DEFAULTS_ANNOTATIONS, DISABLED, MAX_DEFAULT_LENGTH, Defaults
 from webhook.pods import amounts, frameworks, isolation
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
@@ -30,6 +32,11 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 def check_defaults(defaults: Defaults, namespace: str) -> None:
     """Check the values. Raises InvalidRequest with the namespace's annotation as the field."""
     field = f"namespace {namespace}: metadata.annotations"
+    for key, text in zip(DEFAULTS_ANNOTATIONS, astuple(defaults), strict=True):
+        if len(text) > MAX_DEFAULT_LENGTH:
+            raise InvalidRequest(
+                f"{field}[{key}]", "the text is too long", f"write at most {MAX_DEFAULT_LENGTH} characters"
+            )
     if defaults.gpu_mem:
         try:
             quantity.memory(defaults.gpu_mem)

@@ -237,7 +237,7 @@ def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) 
     sizes.check_object(review.object)
     # With the legacy resource `bindings`, only the object names the pod.
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
-    pod = view.pod(review.namespace, name, "" if settings.callers_known else review.caller)
+    pod = view.pod(review.namespace, name, "" if settings.callers_known else review.caller, sizes.check_text)
     if pod is not None:
         _check_binding(pod)
     return Decision()

@@ -8,17 +8,22 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from cardwise.core.api import classes
+from cardwise.core.api import classes, names
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
-from tests.build import extended_resource, gpu_quota, limit_range, resource_class
+from tests.build import asking, extended_resource, gpu_quota, limit_range, resource_class
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
+from webhook.cluster import namespaces
+from webhook.cluster import view as view_module
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.limitranges import Bounds
 from webhook.cluster.view import LIMIT_RANGES, ClusterView
+from webhook.pods.defaults import check_defaults
+from webhook.server import sizes
 
 
 def card(index: int, *, model: str = "Tesla K80", mem: int = 11441, **fields: Any) -> Json:
@@ -246,10 +251,10 @@ def test_mps_scopes_are_read_from_the_cards(world):
 
 
 def test_bindings_per_unknown_caller_are_limited(world):
-    world.api.write_object(paths.pods(), {"metadata": {"name": "p"}, "spec": {"containers": []}})
+    world.api.write_object(paths.pods(), asking("p", gpu_mem=1))
 
     def pods_shown_to(caller: str, times: int) -> int:
-        return sum(world.view.pod("default", "p", caller) is not None for _ in range(times))
+        return sum(world.view.pod("default", "p", caller, sizes.check_text) is not None for _ in range(times))
 
     with structlog.testing.capture_logs() as lines:
         assert pods_shown_to("10.0.0.9", 1000) == 200
@@ -258,3 +263,32 @@ def test_bindings_per_unknown_caller_are_limited(world):
     assert pods_shown_to("", 1000) == 1000, "with webhook.clientCA only API servers call"
     world.clock.advance(1)
     assert pods_shown_to("10.0.0.9", 10) == 10
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_decoded"),
+    [
+        (asking("p", gpu_mem=1), True),
+        (asking("p", gpu_mem=1, annotations={"a": "x" * (1 << 20)}), False),
+        (asking("p", gpu_mem=1, annotations={f"a{i}": "" for i in range(60_000)}), False),
+        ({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main"}]}}, False),
+        ({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "n", "env": [{}] * 300_000}]}}, False),
+    ],
+)
+def test_pods_of_bindings_that_are_too_large_or_request_nothing_are_not_decoded(world, monkeypatch, pod, is_decoded):
+    world.api.write_object(paths.pods(), pod)
+    decoded = []
+    decode = view_module._decode_object
+    monkeypatch.setattr(view_module, "_decode_object", lambda text: decoded.append(text) or decode(text))
+    found_pod = world.view.pod("default", "p", "", sizes.check_text)
+    assert (found_pod is not None, len(decoded)) == (is_decoded, is_decoded)
+
+
+def test_defaults_that_are_too_long_are_not_kept(world):
+    annotations = {names.FRAMEWORKS: "tensorflow," * 20_000 + "jax", names.DEFAULT_GPU_MEM: "1Gi"}
+    labels = {names.DEFAULTS_LABEL: "enabled"}
+    world.put_objects(paths.namespaces(), {"metadata": {"name": "team", "labels": labels, "annotations": annotations}})
+    defaults = world.start().defaults("team")
+    assert len(defaults.frameworks) == namespaces.MAX_DEFAULT_LENGTH + 1
+    with pytest.raises(InvalidRequest, match="the text is too long; write at most 512 characters"):
+        check_defaults(defaults, "team")
