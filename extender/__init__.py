@@ -8,6 +8,7 @@ The packages and modules in the order of imports. A module imports only from mod
     process       creates, starts and stops the components
     informers     watches
     cardreports   limits how many card reports the extender handles for each node
+    claims        schedules pods whose shares are allocated by ResourceClaim
     api           verbs over HTTP
     controllers   loops that write
     reporting     statuses and events for people

@@ -130,6 +130,12 @@ _BIND_DEADLINE_SECONDS, _BIND_DEADLINE_SECONDS_ON_OWN_PORT = 4.0, 60.0
     is_flag=True,
     help="Serve without a Lease. Only with a single extender: two would give the same GPU twice.",
 )
+@click.option(
+    "--claims",
+    is_flag=True,
+    help="Allocate GPUs by ResourceClaim: the extender chooses the node of pods with the scheduling gate "
+    f"{names.ALLOCATION_GATE}, and kube-scheduler needs no configuration. Needs Kubernetes 1.34.",
+)
 def main(
     *,
     common: CommonSettings,

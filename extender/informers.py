@@ -1,4 +1,4 @@
-"""The watches: seven reflectors that feed the state and the listers, and log objects that cannot be read.
+"""The watches: the reflectors that feed the state and the listers, and log objects that cannot be read.
 
 The watch of each kind of object feeds both the state and the lister of this kind. If an event only shows a status that
 the extender wrote, the lister stores the status, and the state does not change.
@@ -25,8 +25,9 @@ from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import nodeinfo, podinfo
 from extender.records.cards import CardRecord, decode_card
+from extender.records.claim import decode_claim
 from extender.records.nodeinfo import PlacedPod
-from extender.records.podinfo import PodRecord
+from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.reporting.listers import CardLister, ClassLister, Lister, Listers
 from extender.state import State
 
@@ -49,11 +50,12 @@ _LISTING_SECONDS = 120.0
 
 
 class Informers:
-    """The seven reflectors. Start them in the process that serves.
+    """The reflectors. Start them in the process that serves.
 
     listed: called after each list of all pods.
+    claims: whether ResourceClaims are watched, too.
 
-    Calls are served once all seven lists are complete: with a missing quota, for example, pods could exceed it.
+    Calls are served once all lists are complete: with a missing quota, for example, pods could exceed it.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Informers:
         clock: Clock = SYSTEM,
         *,
         listed: Callable[[], None] = lambda: None,
+        claims: bool = False,
     ) -> None:
         self._clock = clock
         pace: dict[str, Any] = {"pace": CENTRAL_PACE, "clock": clock}
@@ -107,9 +110,17 @@ class Informers:
             _FeedHandler(state.preemption.set_budget, state.preemption.remove_budget),
             **pace,
         )
+        resourceclaims = Reflector(
+            client,
+            paths.resourceclaims(),
+            decode_claim,
+            _FeedHandler(state.set_claim, state.remove_claim),
+            identity_of=_key_as_identity,
+            **pace,
+        )
         self._pods, self._groups = pods, groups
-        # The objects that show the decisions of another extender: the progress of gangs, quotas, pods.
-        self._decisive: tuple[Reflector[Any], ...] = (groups, quotas, pods)
+        # The objects that show the decisions of another extender: the progress of gangs, quotas, pods, claims.
+        self._decisive: tuple[Reflector[Any], ...] = (groups, quotas, pods, *((resourceclaims,) if claims else ()))
         # The objects by which an admin restricts placement: cordons of nodes and cards, classes, quotas.
         self._restricting: tuple[Reflector[Any], ...] = (nodes, classes, cards, quotas)
         self._reflectors: tuple[Reflector[Any], ...] = (nodes, classes, cards, disruption_budgets, *self._decisive)
@@ -224,6 +235,10 @@ class _Pods:
             pod_object = ObjectRef.pod(new.namespace, new.name, new.uid)
             text = f"{new.problem}; the pod's GPU share is not counted, delete the pod"
             self._events.record(pod_object, "UnreadableAssignment", text, "Warning")
+        if isinstance(new, WaitingRecord) and new.claim_problem:
+            is_known = isinstance(old, WaitingRecord) and old.claim_problem == new.claim_problem
+            if not is_known:
+                self._events.record(new.ref.about, "FailedScheduling", new.claim_problem, "Warning")
         self._state.set_pod(new)
 
     def on_delete(self, key: str, old: PlacedPod) -> None:

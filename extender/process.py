@@ -31,6 +31,7 @@ from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
 from extender.cache import statelock
 from extender.cache.reservations import TERMINATING_SECONDS, Timeouts
+from extender.claims.claimscheduler import ClaimScheduler
 from extender.controllers.directbinds import DirectBindController
 from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics
@@ -72,6 +73,7 @@ class ExtenderSettings:
     namespace: str  # Cardwise's own
     lease_duration: float
     no_lease: bool
+    claims: bool = False
     # The next three are other than the defaults only in tests. Filter returns the one best node: kube-scheduler's own
     # scores know no cards. A pod for which they count more has soft preferences, or the annotation `names.ONE_NODE`.
     one_best_node: bool = True
@@ -110,7 +112,9 @@ class Extender:
         )
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
         listers = Listers()
-        self._informers = Informers(client, self._state, listers, self._events, clock, listed=listed)
+        self._informers = Informers(
+            client, self._state, listers, self._events, clock, listed=listed, claims=settings.claims
+        )
         self._leadership: Leadership = Leadership()
         fence = Fence(client, clock, self._events)
         if not settings.no_lease:
@@ -123,6 +127,7 @@ class Extender:
                 catch_up=self._informers.catch_up,
                 fence=fence,
                 blockers=self._informers.lease_blockers,
+                fence_claims=lambda still_leads: not settings.claims or self._claims.fence_claims(still_leads),
                 clock=clock,
                 lease_clock=lease_clock,
             )
@@ -173,6 +178,17 @@ class Extender:
         direct_binds = DirectBindController(
             client, self._state, self._events, active=self._is_synced_and_leads, clock=clock
         )
+        self._preferences = AnswerSettings(policy=settings.policy, one_best_node=settings.one_best_node)
+        self._claims = ClaimScheduler(
+            client,
+            self._state,
+            self._events,
+            leadership=self._leadership,
+            preferences=self._preferences,
+            active=self._is_synced_and_leads,
+            notice=self._pod_events.record_quota_wait,
+            clock=clock,
+        )
         self._loops = Loops(
             client,
             self._state,
@@ -186,11 +202,11 @@ class Extender:
             preemption=[evictions.step],
             nominating=nominating,
             workload=[workload.step, self._fragments.step],
+            claims=[self._claims.step] if settings.claims else [],
             leadership=self._leadership,
             fence=fence,
             clock=clock,
         )
-        self._preferences = AnswerSettings(policy=settings.policy, one_best_node=settings.one_best_node)
         self._inspect_unit = Unit(settings.inspect_unit)
         self._clock = clock
 
@@ -245,6 +261,7 @@ class Extender:
         if self._mark is not None:
             self._mark.stop()
         self._loops.stop()
+        self._claims.stop()
         self._informers.stop()
         self._events.stop()
 

@@ -28,6 +28,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache, update_index
+from extender.cache.claimed import ClaimedPods
 from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import ShareReport
 from extender.cache.nominated import NominatedPods
@@ -46,6 +47,7 @@ from extender.placing.scoredpolicies import ScoredPolicies
 from extender.preemption.preemption import Preemption
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.cards import CardRecord
+from extender.records.claim import ClaimRecord
 from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord, WaitingRecord
@@ -127,6 +129,7 @@ class State:
         self.preemption = Preemption(
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
+        self._claimed = ClaimedPods(self._reservations, clock)
         # Nodes on which pods were bound since the last call of `take_overcommitted_nodes`.
         self._newly_bound_nodes: set[str] = set()
         # By UID: pods that were bound without the extender, with their nodes.
@@ -158,6 +161,18 @@ class State:
         with self._lock:
             yield self._queue
 
+    @contextmanager
+    def claimed_pods(self) -> Iterator[ClaimedPods]:
+        """Context manager: the pods whose shares are allocated by ResourceClaim, with the lock held."""
+        with self._lock:
+            yield self._claimed
+
+    def may_fit_generation(self) -> tuple[int, int, int, int]:
+        """A value that changes whenever a pod of `claimed_pods` that was refused may fit now."""
+        with self._lock:
+            capacity = self._cache.capacity
+            return self._claimed.changes, capacity.freed_count, self._loads.freed_count, self._queue.requeue_count
+
     def warm_caches(self) -> None:
         """Compute the caches now; otherwise the first filter call would compute them, and be late.
 
@@ -188,6 +203,10 @@ class State:
                 self._loads.mark_unbound(pod.uid)
                 self._direct_binds.pop(pod.uid, None)
                 self._queue.set_pod(pod)
+                if pod.by_claim is not None:
+                    self._claimed.set_pod(pod.by_claim)
+                else:
+                    self._claimed.remove_pod(pod.uid)
                 if pod.waiting_pod is not None and not self._is_node_of_plan(pod.waiting_pod):
                     self._reservations.nominations.set_node_from_status(pod.waiting_pod, self._clock.now())
                 self.nominator.set_pod(pod)
@@ -201,9 +220,21 @@ class State:
             self.gangs.set_cardless_member(pod.uid, None)
             self._direct_binds.pop(pod.uid, None)
             self._queue.remove_pod(pod.uid)
+            self._claimed.remove_pod(pod.uid)
             self._reservations.mark_deleted(pod.uid, ended=pod.ended)
             self._loads.remove_pod(pod.uid)
             self.nominator.remove_pod(pod.uid)
+
+    def set_claim(self, key: str, claim: ClaimRecord) -> None:
+        """Update a ResourceClaim of Cardwise's class. `key`: "namespace/name"."""
+        del key
+        with self._lock:
+            self._claimed.set_claim(claim)
+
+    def remove_claim(self, key: str) -> None:
+        """Remove the ResourceClaim `key`, "namespace/name", which was deleted."""
+        with self._lock:
+            self._claimed.remove_claim(key)
 
     def set_pod_without_request(self, key: str, placed_pod: PlacedPod) -> None:
         """Update a pod that requests no card or device. It has a node, or is pending in a PodGroup.
@@ -351,12 +382,13 @@ class State:
         return self._node_search.decide(placement_request, self._score_nodes)
 
     def assume(
-        self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
+        self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int, by_claim: bool = False
     ) -> Assumed | KnownBinding | Refusal:
-        """Reserve the cards for the pod's Binding until the outcome of the Binding is recorded. Returns the cards.
+        """Reserve the cards for the pod's Binding or claim until its outcome is recorded. Returns the cards.
 
         request: None for a pod that requests no card.
         epoch: the leader epoch in which this process may post.
+        by_claim: whether a ResourceClaim is written, and no Binding.
 
         Returns the cards of the pod's plan if the plan is still valid (`Cache.is_plan_valid`, with the namespace's
         quotas), else other cards. A Binding that is unconfirmed since an earlier epoch is not posted again, because
@@ -367,7 +399,7 @@ class State:
             row = self._reservations.get(uid)
             if row is not None and row.node != node:
                 row = None
-            unconfirmed = row is not None and row.phase is Phase.UNCONFIRMED and row.epoch == epoch
+            unconfirmed = row is not None and row.phase is Phase.UNCONFIRMED and row.epoch == epoch and not row.by_claim
             known_binding = self._reservations.known_binding(uid)
             if known_binding is not None and not unconfirmed:
                 return known_binding
@@ -388,7 +420,7 @@ class State:
                 mps_client = request.mps_client if request is not None else COMMON_CLIENT
                 peer_key = request.peer_key if request is not None else None
                 self._reservations.assume(
-                    pod, node, chosen_cards, mps_client=mps_client, epoch=epoch, peer_key=peer_key
+                    pod, node, chosen_cards, mps_client=mps_client, epoch=epoch, peer_key=peer_key, by_claim=by_claim
                 )
             if isinstance(chosen_cards, Refusal):
                 return chosen_cards
@@ -396,15 +428,30 @@ class State:
             return Assumed(assignment=chosen_cards, unconfirmed=unconfirmed, env_access=env_access)
 
     def record_binding_outcome(self, uid: str, phase: Phase | None) -> None:
-        """Record how the posting of the Binding ended: ACCEPTED, UNCONFIRMED, or None if certainly no call bound the
-        pod.
+        """Record how the posting of the Binding ended: ACCEPTED (of a claim: ALLOCATED), UNCONFIRMED, or None if
+        certainly no call bound the pod.
         """
         with self._lock:
             self._reservations.record_binding_outcome(uid, phase)
+            if phase is Phase.ALLOCATED:
+                self._claimed.mark_allocated(uid)
             if phase is None:
                 self.gangs.mark_unposted(uid)
             else:
                 self.gangs.mark_posted(uid)
+
+    def end_take_back(self, uid: str, phase: Phase | None, *, seconds: float = 0.0) -> None:
+        """Record the outcome of reading a pod of `ClaimedPods.take_backs`: its claim is whole (ALLOCATED), or deleted
+        (None), or the pod is gone (TERMINATING).
+
+        seconds: the minimum back-off of the pod.
+        """
+        with self._lock:
+            self._claimed.end_take_back(uid, phase, seconds=seconds)
+            if phase is Phase.ALLOCATED:
+                self.gangs.mark_posted(uid)
+            else:
+                self.gangs.mark_unposted(uid)
 
     def pending_bindings(self) -> set[str]:
         """The UIDs of pods that a Binding of this process may still bind. These pods keep their cards until the outcome
@@ -617,6 +664,7 @@ class State:
     def _set_placed_pod(self, pod: PodRecord) -> None:
         """Update a pod that is bound or finished. A pod may finish without ever being bound."""
         self._queue.remove_pod(pod.uid)
+        self._claimed.remove_pod(pod.uid)
         if pod.finished:
             self._loads.remove_pod(pod.uid)
         else:

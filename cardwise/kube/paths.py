@@ -67,6 +67,10 @@ def podgroups(namespace: str = "", name: str | None = None, *sub: str) -> str:
     return namespaced(_CARDWISE, "podgroups", namespace, name, *sub)
 
 
+def resourceclaims(namespace: str = "", name: str | None = None, *sub: str) -> str:
+    return namespaced("/apis/resource.k8s.io/v1", "resourceclaims", namespace, name, *sub)
+
+
 def poddisruptionbudgets(namespace: str = "", name: str | None = None) -> str:
     return namespaced("/apis/policy/v1", "poddisruptionbudgets", namespace, name)
 

@@ -67,9 +67,13 @@ def filter_nodes(
     args: FilterArgs,
     notice: NotifyFullQuota | None = None,
     call: Call = Call(),
+    *,
+    by_claim: bool = False,
 ) -> FilterResult:
     """The best node for the pod; all nodes that fit if kube-scheduler should choose among them.
 
+    by_claim: the extender itself chooses the node, and publishes it by a ResourceClaim. Then the result is one node,
+        and the reservation counts cpu and memory.
     notice: called if only a quota keeps the pod pending. It must return at once.
     call: limits a search without the lock.
     """
@@ -81,7 +85,8 @@ def filter_nodes(
         return FilterResult(error=str(error))
     if not offered:
         return _fit_result(args, [])
-    state.nominator.add_scheduler(pod.scheduler)
+    if not by_claim:
+        state.nominator.add_scheduler(pod.scheduler)
     if uid:
         for_bind = (request, pod.version) if request is not None and pod.version else None
         if not state.begin_attempt(uid, for_bind, grouped=pod.grouped, rank=pod.rank):
@@ -97,11 +102,18 @@ def filter_nodes(
     created = pod.created or LATEST_CREATION_TIME
     policy = policies.card_policy(request.policy, preferences.policy)
     placement_request = PlacementRequest(
-        pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank, call=call
+        pod.ref,
+        request,
+        offered,
+        policy,
+        _load_if_scored(state, pod, policy),
+        pod.rank,
+        call=call,
+        reserved_load=pod.load if by_claim else None,
     )
     placement: Placement | Unplaceable | KnownBinding | dict[str, int]
     try:
-        if uid and pod.one_best_node(default=preferences.one_best_node):
+        if uid and (by_claim or pod.one_best_node(default=preferences.one_best_node)):
             placement = state.plan_pod(placement_request, created=created)
         else:
             placement = state.score_fitting_nodes(placement_request, created=created)

@@ -12,6 +12,11 @@ The life of a row::
                                              ▼                                  ▼
                                            (none)                            ORPHANED
 
+A pod whose share is allocated by ResourceClaim (docs/design/0038-claims.md) is not bound by the extender. BINDING then
+means that a thread writes the claim and opens the pod's gate; in the place of ACCEPTED, ALLOCATED means that
+kube-scheduler may bind the pod to this node and no other. It may refuse the node. Then the claim is taken back:
+ALLOCATED becomes UNCONFIRMED until the claim is deleted, and the pod is planned again.
+
 Not drawn: BINDING returns to WAITING if nothing was posted and the gang's plan still exists; ACCEPTED and UNCONFIRMED
 may end by a read of the pod; ORPHANED ends when the watch shows the pod again. If etcd was restored from a backup, the
 watch may show a bound or deleted pod as pending again. Then the row is UNCONFIRMED until a read of the pod, as after a
@@ -79,27 +84,29 @@ class Phase(StrEnum):
     BINDING = "binding"  # a thread is posting the Binding
     UNCONFIRMED = "unconfirmed"  # the Binding was posted, and the response was lost
     ACCEPTED = "accepted"  # the API server has accepted the Binding
+    ALLOCATED = "allocated"  # the claim is allocated and the gate is open: kube-scheduler may bind the pod
     BOUND = "bound"  # the watch shows the pod bound
     TERMINATING = "terminating"  # the pod object is gone; its containers may still run
     ORPHANED = "orphaned"  # terminating for longer than `Timeouts.terminating`: counts only while its node reports it
 
 
 UNPOSTED_PHASES: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # no Binding was posted yet
-POSTED_PHASES: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED})
+POSTED_PHASES: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED, Phase.ALLOCATED})
 
 # The phases that may follow each phase; None: no reservation. A watch event may show a pod bound or deleted at any
 # time.
 TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
-    None: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, Phase.TERMINATING}),
+    None: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.ALLOCATED, Phase.BOUND, Phase.TERMINATING}),
     Phase.NOMINATED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, None}),
-    Phase.RESERVED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, None}),
-    Phase.WAITING: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, None}),
+    Phase.RESERVED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.ALLOCATED, Phase.BOUND, None}),
+    Phase.WAITING: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.ALLOCATED, Phase.BOUND, None}),
     Phase.BINDING: frozenset({*POSTED_PHASES, Phase.WAITING, Phase.BOUND, Phase.TERMINATING, None}),
-    Phase.UNCONFIRMED: frozenset({Phase.BINDING, Phase.BOUND, Phase.TERMINATING, None}),
+    Phase.UNCONFIRMED: frozenset({Phase.BINDING, Phase.ALLOCATED, Phase.BOUND, Phase.TERMINATING, None}),
     Phase.ACCEPTED: frozenset({Phase.BOUND, Phase.TERMINATING, None}),
+    Phase.ALLOCATED: frozenset({Phase.ALLOCATED, Phase.UNCONFIRMED, Phase.BOUND, Phase.TERMINATING, None}),
     Phase.BOUND: frozenset({Phase.BOUND, Phase.TERMINATING, Phase.UNCONFIRMED, None}),
     Phase.TERMINATING: frozenset({Phase.TERMINATING, Phase.ORPHANED, Phase.BOUND, Phase.UNCONFIRMED, None}),
-    Phase.ORPHANED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
+    Phase.ORPHANED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.ALLOCATED, Phase.TERMINATING, Phase.BOUND, None}),
 }
 
 # The names of the phases in metrics and `cardwise inspect`.
@@ -110,6 +117,7 @@ PHASE_NAMES: Final[Mapping[Phase, str]] = {
     Phase.BINDING: "binding",
     Phase.UNCONFIRMED: "unconfirmed",
     Phase.ACCEPTED: "bound",
+    Phase.ALLOCATED: "allocated",
     Phase.BOUND: "",
     Phase.TERMINATING: "terminating",
     Phase.ORPHANED: "terminating",
@@ -134,6 +142,7 @@ class Reservation:
     next_lookup: the earliest time of the next look-up.
     nominee: the pod, if it was nominated before kube-scheduler called filter.
     peer_key: see `PodRequest.peer_key`; None for none.
+    by_claim: whether the share is allocated by ResourceClaim. Such a row is not looked up: the claim decides.
     """
 
     pod: PodRef
@@ -149,6 +158,7 @@ class Reservation:
     next_lookup: float = -math.inf
     nominee: WaitingPod | None = None
     peer_key: str | None = None
+    by_claim: bool = False
 
     @property
     def assignment(self) -> Assignment | None:
@@ -368,8 +378,9 @@ class Reservations:
         mps_client: MpsClient,
         epoch: int,
         peer_key: str | None = None,
+        by_claim: bool = False,
     ) -> None:
-        """Reserve the cards for a Binding that a thread will post now. `epoch`: the current leader epoch."""
+        """Reserve the cards for a Binding or claim that a thread will write now. `epoch`: the current leader epoch."""
         row_before = self._rows.get(pod.uid)
         load, gang = (
             (row_before.load, row_before.gang) if row_before is not None and row_before.node == node else (None, "")
@@ -377,9 +388,55 @@ class Reservations:
         holding = _make_holding(pod, node, assignment, mps_client, Phase.BINDING)
         self._set_row(
             Reservation(
-                pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang, peer_key=peer_key
+                pod,
+                node,
+                Phase.BINDING,
+                self._clock.now(),
+                holding,
+                load,
+                epoch=epoch,
+                gang=gang,
+                peer_key=peer_key,
+                by_claim=by_claim,
             )
         )
+
+    def set_allocated(self, waiting: WaitingPod, node: str, assignment: Assignment) -> None:
+        """Set the row of a pod whose claim the watch shows allocated, and that this process has not written."""
+        pod, request = waiting.ref, waiting.request
+        holding = _make_holding(pod, node, assignment, request.mps_client, Phase.ALLOCATED)
+        self._set_row(
+            Reservation(
+                pod,
+                node,
+                Phase.ALLOCATED,
+                self._clock.now(),
+                holding,
+                waiting.load,
+                peer_key=request.peer_key,
+                by_claim=True,
+            )
+        )
+
+    def mark_taken_back(self, uid: str) -> None:
+        """Record that the pod's claim must be deleted, because kube-scheduler has refused the node."""
+        row = self._rows.get(uid)
+        if row is not None and row.phase is Phase.ALLOCATED:
+            self._set_phase(row, Phase.UNCONFIRMED)
+
+    def settle_claim(self, uid: str, phase: Phase | None) -> None:
+        """Record the outcome of reading the pod and its claim: ALLOCATED; None if the claim is gone and the pod has no
+        node; TERMINATING if the pod is gone.
+        """
+        row = self._rows.get(uid)
+        if row is None or row.phase is not Phase.UNCONFIRMED or not row.by_claim:
+            return  # a watch event has settled the row
+        if phase is Phase.TERMINATING:
+            self._mark_terminating(row)
+        elif phase is None:
+            self._drop_row(row)
+        else:
+            self._set_phase(row, phase)
 
     def release_plan(self, uid: str) -> None:
         """End the plan of the pod. A posted row stays, but no longer belongs to its gang's plan."""
@@ -518,7 +575,7 @@ class Reservations:
         due_pods = [
             row
             for row in self.rows_in_phases(Phase.UNCONFIRMED, Phase.ACCEPTED)
-            if self._is_overdue(row) and row.next_lookup <= now
+            if self._is_overdue(row) and row.next_lookup <= now and not row.by_claim
         ]
         return [row.pod for row in sorted(due_pods, key=lambda row: row.next_lookup)]
 

@@ -29,6 +29,7 @@ _STEP_SECONDS = 0.5
 _REPORT_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _NOMINATE_SECONDS = 0.02
+_CLAIM_SECONDS = 0.02
 _REQUEUE_TIMEOUT = 1.0  # seconds for the write to a node; then another node is tried
 _MAX_REQUEUE_TRIES = 8  # maximum number of nodes that are tried without a pause
 _REQUEUE_SECONDS = 3.0  # seconds of such tries after which there is a pause
@@ -68,6 +69,7 @@ class Loops:
         preemption: Sequence[Step] = (),
         nominating: NominationWriter | None = None,
         workload: Sequence[Step] = (),
+        claims: Sequence[Step] = (),
         leadership: Leadership | None = None,
         fence: Fence | None = None,
         clock: Clock = SYSTEM,
@@ -91,6 +93,7 @@ class Loops:
             "evictions": (_STEP_SECONDS, evictions),
             "preemption": (_STEP_SECONDS, preemption),
             "workload": (_STEP_SECONDS, workload),
+            "claims": (_CLAIM_SECONDS, claims),
             "gangs": (_GANG_SECONDS, [gangs.step] if gangs is not None else []),
             "nominations": (_NOMINATE_SECONDS, [nominating.step] if nominating is not None else []),
         }

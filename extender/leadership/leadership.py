@@ -38,6 +38,8 @@ _FENCE_RETRY_SECONDS = 20.0  # seconds until pods that could not be changed when
 
 CatchUp = Callable[[Callable[[], bool]], bool]
 """Waits until the state has all earlier writes, or its argument returns False. Returns whether the state has them."""
+FenceClaims = Callable[[Callable[[], bool]], bool]
+"""Deletes the unfinished ResourceClaims of former leaders. Returns False if its argument returned False before."""
 
 
 class LeaseBlockers(Protocol):
@@ -110,6 +112,7 @@ class LeaseLeadership(Leadership):
         fork, see `lease.new_identity`.
     catch_up: see `CatchUp`.
     blockers: see `LeaseBlockers`.
+    fence_claims: see `FenceClaims`.
     """
 
     def __init__(
@@ -121,6 +124,7 @@ class LeaseLeadership(Leadership):
         catch_up: CatchUp,
         fence: Fence,
         blockers: LeaseBlockers = _no_blockers,
+        fence_claims: FenceClaims = lambda _: True,
         clock: Clock = SYSTEM,
     ) -> None:
         self._name = name
@@ -129,6 +133,7 @@ class LeaseLeadership(Leadership):
         self._catch_up = catch_up
         self._fence = fence
         self._blockers = blockers
+        self._fence_claims = fence_claims
         self._clock = clock
         self._elector: LeaderElector | None = None
         self._epoch = 0  # the current leader epoch, after catching up; 0 if this process does not lead
@@ -222,7 +227,8 @@ class LeaseLeadership(Leadership):
             return
         tenure, fencing_token = elector.tenure, f"{self._name}/{elector.token or ''}/{elector.identity}"
         if still_leads() and (
-            self._fenced_epoch == epoch or self._fence_former_epochs(tenure, fencing_token, still_leads)
+            self._fenced_epoch == epoch
+            or (self._fence_former_epochs(tenure, fencing_token, still_leads) and self._fence_claims(still_leads))
         ):
             self._fenced_epoch = epoch
             self._state.forget_plans()
@@ -345,6 +351,7 @@ def make_lease_leadership(
     catch_up: CatchUp,
     fence: Fence,
     blockers: LeaseBlockers,
+    fence_claims: FenceClaims = lambda _: True,
     clock: Clock = SYSTEM,
     lease_clock: Clock = BOOT,
 ) -> LeaseLeadership:
@@ -370,5 +377,12 @@ def make_lease_leadership(
         )
 
     return LeaseLeadership(
-        f"{namespace}/{name}", elect, state, catch_up=catch_up, fence=fence, blockers=blockers, clock=clock
+        f"{namespace}/{name}",
+        elect,
+        state,
+        catch_up=catch_up,
+        fence=fence,
+        blockers=blockers,
+        fence_claims=fence_claims,
+        clock=clock,
     )

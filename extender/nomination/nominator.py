@@ -344,6 +344,31 @@ class Nominator:
         with self._lock:
             self._release_nominations([uid], NominationOutcome.STALE)
 
+    # For pods that are allocated by claim.
+
+    def search_nodes(self, pod: WaitingPod) -> set[str]:
+        """The open nodes that admit the pod and have the cpu, memory and slots for it, as kube-scheduler finds them.
+
+        Call it without the lock.
+        """
+        with self._lock:
+            feasible = self._feasible_nodes.feasible_nodes(pod.constraints)
+            search = _NodeSearch(
+                pod,
+                self._feasible_nodes.open_nodes(),
+                feasible.copy() if feasible is not None else None,
+                self._cache.loads.snapshot(),
+                self._cache.leader_changes,
+            )
+        searched, with_load = search.run(Pace(self._clock).pause)
+        with self._lock:
+            return with_load & self._feasible_nodes.record_search(pod.constraints, search.open_nodes, searched)
+
+    def has_free_load(self, pod: WaitingPod, node: str) -> bool:
+        """Whether the node still has the cpu, memory and slots for the pod."""
+        with self._lock:
+            return _has_free_load_for(self._cache.loads, node, pod.load)
+
     # Private helpers.
 
     def _is_active(self) -> bool:

@@ -104,6 +104,7 @@ class PlacementRequest(NamedTuple):
     searched: the result of a search without the lock; None if no such search was needed.
     call: the call of kube-scheduler that asks for this placement.
     limit: limits the cards and nodes that are checked under the lock if no search came before; None: no limit.
+    reserved_load: the cpu and memory that the reservation counts, too; None if kube-scheduler counts them.
     ranks: by node, the rank under the pod's policy (`Placing.with_ranks`); empty if the policy ranks no nodes.
     """
 
@@ -116,6 +117,7 @@ class PlacementRequest(NamedTuple):
     searched: SearchedNodes | None = None
     call: Call = Call()
     limit: CheckLimit | None = None
+    reserved_load: Load | None = None
     ranks: Mapping[str, int] = {}
 
     def limit_checks(self) -> "PlacementRequest":
@@ -454,6 +456,7 @@ class Placing:
             chosen_placement.assignment,
             phase,
             mps_client=placement_request.request.mps_client,
+            load=placement_request.reserved_load,
             peer_key=placement_request.request.peer_key,
         )
 

@@ -140,6 +140,7 @@ class SchedulingQueue:
     """
 
     def __init__(self, clock: Clock) -> None:
+        self.requeue_count = 0  # how many times refused pods were requeued
         self._clock = clock
         self._pods: dict[str, QueuedPod] = {}
         self._unseen: dict[str, None] = {}  # the UIDs of rows whose pods the watch does not show
@@ -334,6 +335,7 @@ class SchedulingQueue:
         seen_by_scheduler: kube-scheduler sees the cause and tries pods again by itself.
         """
         now = self._clock.now()
+        self.requeue_count += 1
         self._forget_old_refusals(now)
         if self._unschedulable and (not seen_by_scheduler or now - self._last_refusal < _WATCH_LAG_SECONDS):
             self._requeue_node = node
@@ -379,8 +381,8 @@ class SchedulingQueue:
         node, self._requeue_node = self._requeue_node, None
         self._forget_old_refusals(now)
         refused_elsewhere, self._refused_elsewhere = self._refused_elsewhere, False
-        if not self._unschedulable and not refused_elsewhere:
-            return None
+        if not refused_elsewhere and all(map(self._is_by_claim, self._unschedulable)):
+            return None  # kube-scheduler has refused no pod: the extender itself plans those that wait for a claim
         self._requeued_at = now
         return self._choose_requeue_node(node, nodes, now)
 
@@ -591,6 +593,10 @@ class SchedulingQueue:
             self._nomination_order.remove(row.uid)
         else:
             self._nomination_order.add(pod)
+
+    def _is_by_claim(self, uid: str) -> bool:
+        pod = self._pods[uid].pod
+        return pod is not None and pod.by_claim is not None
 
     def _watched_pods(self) -> Iterator[WaitingRecord]:
         return (row.pod for row in self._pods.values() if row.pod is not None)

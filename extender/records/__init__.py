@@ -4,6 +4,7 @@ Input: JSON of the API server and of kube-scheduler. Output: the fields that dec
 
     pod            a pod to be placed: its request, its gang, its priority
     podinfo        compact records of the pods of the watch; most of these pods have a node already
+    claim          ResourceClaims of Cardwise's class, and pending pods that wait for one
     podref         namespace, name and UID of a pod
     nodeinfo       the resources that a node has for pods
     feasiblenodes  for `nomination`: an index of the nodes whose labels and taints admit a pod

@@ -211,9 +211,10 @@ class Pod:
     def is_bound_by_extender(self) -> bool:
         """Whether kube-scheduler may call an extender to bind the pod.
 
-        Such a pod has no gate, and it requests a resource of Cardwise or is in a gang.
+        Such a pod has no gate, and it requests a resource of Cardwise or is in a gang. With a claim, kube-scheduler
+        binds the pod by itself.
         """
-        return not self._spec.get("schedulingGates") and (
+        return not (self._spec.get("schedulingGates") or self._spec.get("resourceClaims")) and (
             bool(self.gang)
             or any(resource.startswith(_OWN_RESOURCE_PREFIXES) for resource in self._requested_resources)
         )

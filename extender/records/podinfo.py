@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from cardwise.core.api import assignment, names, policies
+from cardwise.core.api import assignment, claims, names, policies
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON_CLIENT, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import Member
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import wire
 from cardwise.kube.objects import pods
@@ -21,6 +22,7 @@ from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.pods import Pod, mps_client_of_pod
 from cardwise.kube.pods import resizes
 from extender.records import shared
+from extender.records.claim import PendingByClaim
 from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import UNSCHEDULABLE_REASON, WaitingPod
 from extender.records.pod import Pod as PodToPlace
@@ -78,6 +80,8 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     turned_away: set if the pod is pending because no extender served its call.
     refused: whether kube-scheduler has tried the pod and found no node.
     is_bound_by_extender: see `Pod.is_bound_by_extender`.
+    by_claim: the pod, if the extender allocates its share by ResourceClaim.
+    claim_problem: why the extender cannot do so, for the user; "" if it can.
     """
 
     classes: frozenset[str] = frozenset()
@@ -86,6 +90,8 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
     turned_away: UnservedPod | None = None
     refused: bool = False
     is_bound_by_extender: bool = False
+    by_claim: PendingByClaim | None = None
+    claim_problem: str = ""
 
 
 _decode_any = msgspec.json.Decoder().decode
@@ -155,7 +161,9 @@ def reflector_key(key: str, record: PlacedPod) -> str:
 
 def _waiting_pod_record(raw: bytes, record: Pod) -> PodRecord:
     """The record of a pod without a node."""
-    pod = _decode_whole_pod(raw)
+    trimmed = wire.trim_object(raw)
+    manifest = _decode_any(trimmed)
+    pod = PodToPlace(manifest)
     member = pod.member() if pod.gang else None
     if record.finished:  # no kubelet will start the pod
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
@@ -166,6 +174,11 @@ def _waiting_pod_record(raw: bytes, record: Pod) -> PodRecord:
         bool(pod.nominated_node),
     )
     is_new = not (refused or is_unanswered or nominated_node)
+    by_claim, claim_problem = None, ""
+    try:
+        by_claim = _pending_by_claim(pod, manifest, trimmed, refused=refused)
+    except InvalidRequest as error:
+        claim_problem = str(error)
     return WaitingRecord(
         **pod.ref._asdict(),
         group=None if pod.gang else _kubernetes_podgroup(record),
@@ -180,7 +193,22 @@ def _waiting_pod_record(raw: bytes, record: Pod) -> PodRecord:
         else None,
         refused=refused or is_unanswered,
         is_bound_by_extender=pod.is_bound_by_extender,
+        by_claim=by_claim,
+        claim_problem=claim_problem,
     )
+
+
+def _pending_by_claim(pod: PodToPlace, manifest: Json, raw: bytes, *, refused: bool) -> PendingByClaim | None:
+    """The pod without a node, if its share is allocated by claim; else None. Raises InvalidRequest."""
+    gates = {str(gate.get("name")) for gate in manifest["spec"].get("schedulingGates") or ()}
+    gated = names.ALLOCATION_GATE in gates
+    if not (gated or manifest["spec"].get("resourceClaims")):
+        return None
+    claim = claims.read_pod(manifest)
+    if claim is None and not (gated and pod.gang):
+        return None
+    is_schedulable = gates <= {names.ALLOCATION_GATE} and not pod.terminating
+    return PendingByClaim(pod.waiting(), raw, claim, gated, is_schedulable, refused, pod.gang)
 
 
 def _waiting_pod(pod: PodToPlace) -> WaitingPod | None:

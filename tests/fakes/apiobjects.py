@@ -100,6 +100,7 @@ KINDS: dict[str, Kind] = {
     "/apis/coordination.k8s.io/v1/leases": Kind("Lease"),
     "/apis/networking.k8s.io/v1/networkpolicies": Kind("NetworkPolicy"),
     "/apis/node.k8s.io/v1/runtimeclasses": Kind("RuntimeClass", namespaced=False),
+    "/apis/resource.k8s.io/v1/resourceclaims": Kind("ResourceClaim", status=True),
     "/apis/policy/v1/poddisruptionbudgets": Kind("PodDisruptionBudget", status=True),
     f"{_ADMISSION}/mutatingwebhookconfigurations": Kind("MutatingWebhookConfiguration", namespaced=False),
     f"{_ADMISSION}/validatingwebhookconfigurations": Kind("ValidatingWebhookConfiguration", namespaced=False),

@@ -17,7 +17,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -132,6 +132,7 @@ class World:
     settings: Json = field(default_factory=dict)  # other than in `SETTINGS`
     classes: dict[str, list[str]] = field(default_factory=dict)  # models of each ResourceClass
     build: Build = today
+    judges: ClassVar[type[Judge]] = Judge
 
     def __post_init__(self) -> None:
         world = {"seed": self.seed, "nodes": self.nodes, "quotas": self.quotas, "settings": self.settings}
@@ -207,7 +208,7 @@ class World:
             self.api.write_object(paths.poddisruptionbudgets(), guard)
         for namespace, hard in self.quotas.items():
             self.api.write_object(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
-        self.judge = Judge(self)
+        self.judge = self.judges(self)
         self.api.admission.append(self._check_fencing)
         self.api.before_request(self._reach, times=math.inf)
         self.api.before_request(self._stand, "create", "*/binding", times=math.inf)

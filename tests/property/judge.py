@@ -105,11 +105,14 @@ class Judge:
             count = split_of(pod)
             assert sorted(share.mem for share in binding.shares) == [limits[names.GPU_MEM] // count] * count, binding
         assert len({share.index for share in binding.shares}) == len(binding.shares), binding
+        self._check_epoch(pod, binding)
+        if gang := gang_of(pod):
+            assert len(self._came(gang)) >= self._minimum(pod), (binding, "its gang has never been complete")
+
+    def _check_epoch(self, pod: Json, binding: Given) -> None:
         epoch = int(pod["metadata"]["annotations"].get(names.LEADER_EPOCH, "///-1").split("/")[3])
         assert epoch >= self._epoch, (binding, f"bound in epoch {epoch}, after one of epoch {self._epoch}")
         self._epoch = epoch
-        if gang := gang_of(pod):
-            assert len(self._came(gang)) >= self._minimum(pod), (binding, "its gang has never been complete")
 
     def _is_settled(self, node: str) -> bool:
         """Whether all changes of the node's cards must have reached the extenders, and earlier decisions have ended."""

@@ -103,7 +103,7 @@ def is_gated(pod: Json) -> bool:
 
 def foreign_gate(pod: Json) -> str | None:
     """A scheduling gate of the pod that belongs to another project; None if there is none."""
-    return next((gate for gate in _gates(pod) if gate != names.GANG), None)
+    return next((gate for gate in _gates(pod) if gate not in (names.GANG, names.ALLOCATION_GATE)), None)
 
 
 def _gates(pod: Json) -> list[str]:

@@ -1,0 +1,349 @@
+"""Publishes a decision as an allocated ResourceClaim: the calls of one pod, and how a lost answer is resolved.
+
+Theory of operation. kube-scheduler binds the pod once its gate is open and its claim is allocated. The later of these
+two writes is the point of no return, and all that the pod and its node need is written before. For a gated pod::
+
+    create the claim ─► allocate it (status) ─► nominate the node ─► open the gate, with the pod's annotations
+
+A gate cannot be closed again. So after a refusal the order is: the former claim is deleted, then::
+
+    write the pod's annotations ─► create the claim ─► allocate it
+
+Each write names the UID of its object and the version that was read, so each of them lands at most once, and a write of
+a former leader fails: a new leader deletes the claims of all pods that are not bindable yet before it serves
+(`fence_claims`), and a write that names a deleted object changes nothing. After a lost answer the object is read, and
+the writer continues with what is missing. Nothing is undone here: the caller takes the claim back (`delete_claim`).
+
+Example: the answer to the PATCH that allocates claim C is lost. C is read: it is allocated to the pod on the node that
+was to be written, so the writer goes on with the gate. Had C not been allocated, the PATCH would be sent again with the
+version just read: if the first PATCH arrives after all, one of the two gets 409.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api import assignment as codec
+from cardwise.core.api import claims, names
+from cardwise.core.api.assignment import Assignment, InvalidAssignment
+from cardwise.core.api.claims import ClaimingPod, InvalidClaim
+from cardwise.core.values.decoded import Json, annotations_of
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import Backoff
+from cardwise.kube.client import KubeClient, PatchKind
+from extender.leadership.leadership import Leadership
+from extender.records.podref import PodRef
+
+_log = structlog.get_logger(__name__)
+
+_CALL_SECONDS: Final = 5.0  # seconds for one call
+_FIELD_MANAGER: Final = "cardwise-extender"
+# Answers after which it is unknown whether the request was carried out.
+_LOST = (errors.TooManyRequests, errors.ServerError, errors.Unreachable)
+
+
+class ClaimFailed(Exception):
+    """The decision was not published. The text is for the pod's events.
+
+    is_refusal: whether trying again would fail as well, until a quota, a policy or a name is changed.
+    """
+
+    def __init__(self, text: str, *, is_refusal: bool = False) -> None:
+        super().__init__(text)
+        self.is_refusal = is_refusal
+
+
+class PodChanged(ClaimFailed):
+    """The pod is gone, or another program has bound it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimGrant:
+    """The decision to publish.
+
+    claim: None for a member of a gang that requests no GPU; then only the gate is opened.
+    gated: whether the pod had its gate when it was last read.
+    epoch: the leader epoch in which the decision was made.
+    """
+
+    pod: PodRef
+    claim: ClaimingPod | None
+    gated: bool
+    node: str
+    assignment: Assignment | None
+    env_access: bool
+    epoch: int
+
+
+class ClaimWriter:
+    """Writes claims and opens gates. Thread-safe."""
+
+    def __init__(self, client: KubeClient, leadership: Leadership, clock: Clock = SYSTEM) -> None:
+        self._client = client
+        self._leadership = leadership
+        self._clock = clock
+
+    def prepare(self, grant: ClaimGrant, deadline: float) -> None:
+        """Make all writes before the point of no return. Raises ClaimFailed."""
+        if not grant.gated:
+            self._write_pod(grant, deadline)
+        elif grant.claim is not None:
+            self._allocate(grant, grant.claim, deadline)
+
+    def commit(self, grant: ClaimGrant, deadline: float) -> None:
+        """Make the write after which kube-scheduler may bind the pod. Call it after `prepare`. Raises ClaimFailed."""
+        if grant.gated:
+            self._write_pod(grant, deadline)
+        elif grant.claim is not None:
+            self._allocate(grant, grant.claim, deadline)
+
+    def reallocate(self, grant: ClaimGrant, deadline: float) -> None:
+        """Write the claim of a pod that is bound already, and that has lost its claim. Raises ClaimFailed."""
+        if grant.claim is not None:
+            self._allocate(grant, grant.claim, deadline)
+
+    def delete_claim(self, namespace: str, name: str, uid: str, epoch: int) -> None:
+        """Delete the claim with this UID, so that no earlier write to it can change anything. Raises KubeError."""
+        options = {"preconditions": {"uid": uid}}
+        try:
+            path = paths.resourceclaims(namespace, name)
+            self._send(epoch, lambda seconds: self._client.delete(path, options, timeout=seconds))
+        except (errors.NotFound, errors.Conflict):
+            return  # the claim is gone, or another object has its name
+
+    def read_claim(self, namespace: str, name: str) -> Json | None:
+        """The claim; None if there is none. Raises KubeError."""
+        try:
+            return self._client.get(paths.resourceclaims(namespace, name), timeout=_CALL_SECONDS)
+        except errors.NotFound:
+            return None
+
+    def read_pod(self, pod: PodRef) -> Json | None:
+        """The pod; None if it is gone. Raises KubeError."""
+        try:
+            manifest = self._client.get(paths.pods(pod.namespace, pod.name), timeout=_CALL_SECONDS)
+        except errors.NotFound:
+            return None
+        return manifest if manifest["metadata"]["uid"] == pod.uid else None
+
+    # The claim.
+
+    def _make_claim(self, grant: ClaimGrant, claim: ClaimingPod, deadline: float) -> Json:
+        """Create the claim without an allocation, in place of an earlier one. Returns it."""
+        body = self._encode(lambda: claims.new_claim(claim, _cards(grant), self._token(grant)))
+        path = paths.resourceclaims(claim.namespace)
+        backoff, present = Backoff(initial=0.05, cap=1.0), False
+        problem = "the deadline passed"
+        while self._clock.now() < deadline:
+            try:
+                if not present:
+                    return self._send(grant.epoch, lambda seconds: self._client.create(path, body, timeout=seconds))
+                manifest = self.read_claim(claim.namespace, claim.claim)
+                present = manifest is not None
+                if manifest is None:
+                    continue
+                if not claims.is_ours(manifest) or not _is_owned_by(manifest, claim.uid):
+                    text = f"another ResourceClaim has the name {claim.claim}; recreate the pod"
+                    raise ClaimFailed(text, is_refusal=True)
+                if _is_new(manifest, body):
+                    return manifest
+                self.delete_claim(claim.namespace, claim.claim, manifest["metadata"]["uid"], grant.epoch)
+                present = False
+                continue
+            except errors.AlreadyExists:
+                present = True
+                continue
+            except _LOST as error:
+                present, problem = True, str(error)
+                self._clock.sleep(min(backoff.next_delay(error.retry_after), max(0.0, deadline - self._clock.now())))
+            except errors.KubeError as error:
+                raise ClaimFailed(f"cannot create the ResourceClaim: {error}", is_refusal=True) from error
+        raise ClaimFailed(f"cannot create the ResourceClaim in time: {problem}")
+
+    def _allocate(self, grant: ClaimGrant, claim: ClaimingPod, deadline: float) -> None:
+        """Create the claim if it is not there yet, and allocate it."""
+        moment = datetime.fromtimestamp(self._clock.wall_ns() // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        status = self._encode(lambda: claims.new_status(claim, _cards(grant), grant.node, moment))
+        path = paths.resourceclaims(claim.namespace, claim.claim, "status")
+        manifest: Json | None = self._make_claim(grant, claim, deadline)
+        backoff, problem = Backoff(initial=0.05, cap=1.0), "the deadline passed"
+        while self._clock.now() < deadline:
+            try:
+                if manifest is None:
+                    manifest = self.read_claim(claim.namespace, claim.claim)
+                    if manifest is not None and _is_allocated_as(manifest, grant):
+                        return
+                    manifest = self._make_claim(grant, claim, deadline)
+                precondition = {key: manifest["metadata"][key] for key in ("uid", "resourceVersion")}
+                manifest = None  # whatever the answer is, the claim may have another version then
+                self._patch(grant.epoch, path, {"metadata": precondition, "status": status})
+            except (errors.Conflict, errors.NotFound) as error:
+                problem = str(error)
+            except _LOST as error:
+                problem = str(error)
+                self._clock.sleep(min(backoff.next_delay(error.retry_after), max(0.0, deadline - self._clock.now())))
+            except errors.KubeError as error:
+                raise ClaimFailed(f"cannot allocate the ResourceClaim: {error}", is_refusal=True) from error
+            else:
+                return
+        raise ClaimFailed(f"the ResourceClaim was not allocated in time: {problem}")
+
+    # The pod.
+
+    def _write_pod(self, grant: ClaimGrant, deadline: float) -> None:
+        """Nominate the node, write the annotations, and open the gate."""
+        annotations = self._annotations(grant)
+        path, backoff = paths.pods(grant.pod.namespace, grant.pod.name), Backoff(initial=0.05, cap=1.0)
+        version, problem = self._nominate(grant), "the deadline passed"
+        while self._clock.now() < deadline:
+            try:
+                if version is None:
+                    version = self._read_version(grant, annotations)
+                    if version is None:
+                        return
+                metadata: Json = {"uid": grant.pod.uid, "resourceVersion": version, "annotations": annotations}
+                body: Json = {"metadata": metadata}
+                if grant.gated:
+                    body["spec"] = {"schedulingGates": [{"name": names.ALLOCATION_GATE, "$patch": "delete"}]}
+                version = None
+                self._patch(grant.epoch, path, body, "strategic")
+            except errors.NotFound as error:
+                raise PodChanged("the pod no longer exists") from error
+            except errors.Conflict as error:
+                problem = str(error)
+            except _LOST as error:
+                problem = str(error)
+                self._clock.sleep(min(backoff.next_delay(error.retry_after), max(0.0, deadline - self._clock.now())))
+            except errors.KubeError as error:
+                raise ClaimFailed(f"cannot change the pod: {error}", is_refusal=True) from error
+            else:
+                return
+        raise ClaimFailed(f"the pod was not changed in time: {problem}")
+
+    def _read_version(self, grant: ClaimGrant, annotations: Json) -> str | None:
+        """The pod's resourceVersion; None if the pod is as it is to be written.
+
+        Raises PodChanged and KubeError.
+        """
+        manifest = self.read_pod(grant.pod)
+        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            raise PodChanged("the pod no longer exists")
+        present = annotations_of(manifest)
+        is_written = all(present.get(key) == text for key, text in annotations.items())
+        if is_written and not (grant.gated and has_gate(manifest)):
+            return None
+        if manifest["spec"].get("nodeName"):
+            raise PodChanged(f"another program bound the pod to node {manifest['spec']['nodeName']}")
+        return str(manifest["metadata"]["resourceVersion"])
+
+    def _nominate(self, grant: ClaimGrant) -> str | None:
+        """Write the node into the pod's status, so that kube-scheduler tries it first and alone.
+
+        Returns the pod's resourceVersion after that; None if it is unknown. kube-scheduler also finds the node without
+        the nomination, more slowly.
+        """
+        body = {"metadata": {"uid": grant.pod.uid}, "status": {"nominatedNodeName": grant.node}}
+        path = paths.pods(grant.pod.namespace, grant.pod.name, "status")
+        try:
+            manifest = self._patch(grant.epoch, path, body, manager=_FIELD_MANAGER)
+        except errors.KubeError as error:
+            _log.info("failed to nominate a node", pod=grant.pod.pod, uid=grant.pod.uid, error=str(error))
+            return None
+        metadata, spec = manifest["metadata"], manifest["spec"]
+        if spec.get("nodeName") or metadata.get("deletionTimestamp") or (grant.gated and not has_gate(manifest)):
+            return None
+        return str(metadata["resourceVersion"])
+
+    def _annotations(self, grant: ClaimGrant) -> Json:
+        annotations: Json = {}
+        if grant.assignment is not None:
+            now = self._clock.wall_ns()
+            annotations = dict(codec.encode(grant.assignment, assume_time_ns=now, env_access=grant.env_access))
+        if token := self._token(grant):
+            annotations[names.LEADER_EPOCH] = token
+        return annotations
+
+    # Calls.
+
+    def _token(self, grant: ClaimGrant) -> str | None:
+        return self._leadership.fencing_token(grant.epoch)
+
+    def _encode(self, encode: Callable[[], Json]) -> Json:
+        try:
+            return encode()
+        except InvalidRequest as error:
+            raise ClaimFailed(str(error), is_refusal=True) from error
+
+    def _patch(self, epoch: int, path: str, body: Json, kind: PatchKind = "merge", manager: str | None = None) -> Json:
+        return self._send(epoch, lambda seconds: self._client.patch(path, body, kind, manager, timeout=seconds))
+
+    def _send(self, epoch: int, write: Callable[[float], Json]) -> Json:
+        """Send one write, if this extender still leads. Raises KubeError, and ClaimFailed if the epoch is over."""
+        with self._leadership.allow_post(epoch) as allowed_seconds:
+            if allowed_seconds <= 0:
+                raise ClaimFailed("this extender no longer holds the lease")
+            return write(min(_CALL_SECONDS, allowed_seconds))
+
+
+def has_gate(pod: Json) -> bool:
+    """Whether the pod has the gate that the extender opens."""
+    return any(gate.get("name") == names.ALLOCATION_GATE for gate in pod["spec"].get("schedulingGates") or ())
+
+
+def is_whole(pod: Json, claim: Json | None, node: str, assignment: Assignment | None) -> bool:
+    """Whether everything is published: the gate is open, and claim and annotations give these cards of this node."""
+    if has_gate(pod):
+        return False
+    if assignment is None:
+        return True
+    return claim is not None and _gives(claim, node, assignment) and read_assignment(pod) == assignment
+
+
+def _cards(grant: ClaimGrant) -> Assignment:
+    return grant.assignment if grant.assignment is not None else Assignment({})
+
+
+def read_assignment(pod: Json) -> Assignment | None:
+    """The assignment in the pod's annotations; None if there is none that can be read."""
+    try:
+        return codec.decode(annotations_of(pod))
+    except InvalidAssignment:
+        return None
+
+
+def _is_owned_by(claim: Json, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in claim["metadata"].get("ownerReferences") or ())
+
+
+def _is_new(claim: Json, body: Json) -> bool:
+    """Whether the claim is as `body` creates it: not allocated, with these requests, and of this leader epoch."""
+    metadata, status = claim["metadata"], claim.get("status") or {}
+    if status.get("allocation") or status.get("reservedFor") or metadata.get("deletionTimestamp"):
+        return False
+    return annotations_of(claim).get(names.LEADER_EPOCH) == annotations_of(body).get(
+        names.LEADER_EPOCH
+    ) and _counts_by_request(claim) == _counts_by_request(body)
+
+
+def _counts_by_request(claim: Json) -> list[tuple[str, int]]:
+    return [
+        (request["name"], (request.get("exactly") or {}).get("count", 1))
+        for request in claim["spec"]["devices"]["requests"]
+    ]
+
+
+def _is_allocated_as(claim: Json, grant: ClaimGrant) -> bool:
+    return grant.assignment is not None and _gives(claim, grant.node, grant.assignment)
+
+
+def _gives(claim: Json, node: str, assignment: Assignment) -> bool:
+    try:
+        allocation = claims.decode(claim)
+    except InvalidClaim:
+        return False
+    return allocation is not None and (allocation.node, allocation.assignment) == (node, assignment)

@@ -1,0 +1,298 @@
+"""Pods whose shares are allocated by ResourceClaim: which of them to plan, which claims to take back, which to delete.
+
+Theory of operation. A pod without a node can be bound only by its allocated claim, so until the pod is bound the claim
+is the truth about its share, and afterwards the pod's annotation is, as for all pods. The table of reservations follows
+the claim: a row of such a pod ends only when its claim is deleted and a read after that shows the pod without a node.
+
+Each pod goes through these steps, and the watches may show them in any order::
+
+    pending ──► BINDING: a thread writes the claim and opens the gate ──► ALLOCATED ──► BOUND: the watch of pods
+       ▲            │ a call failed                                           │ refused: the claim was deallocated, or
+       │            ▼                                                         │ kube-scheduler finds no node
+       └─────── UNCONFIRMED: read, delete the claim, read again ◄─────────────┘
+
+Example: pod P is allocated on node A at second 0. At 0.1 kube-scheduler finds that A has no free port for P, and
+deallocates the claim. The watch shows that, P's row becomes UNCONFIRMED, and a thread deletes the claim; the row ends
+at 0.2, and A is avoided for P until 30. P is planned on B at once; after later refusals it waits 1, 2, 4, ... seconds
+before, at most 60.
+
+Not thread-safe: the caller holds the lock of `State`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from cardwise.clock import Clock
+from cardwise.core.api.assignment import Assignment
+from extender.cache.reservations import UNPOSTED_PHASES, Phase, Reservations
+from extender.records.claim import ClaimRecord, PendingByClaim
+from extender.records.podref import PodRef
+
+_AVOID_SECONDS: Final = 30.0  # seconds for which a node that kube-scheduler has refused is avoided for this pod
+_FIRST_BACKOFF, _MAX_BACKOFF = 1.0, 60.0  # seconds
+_MAX_DOUBLINGS: Final = 6
+# Seconds after which a pod that kube-scheduler cannot place is taken back: it usually deallocates the claim before.
+_REFUSED_SECONDS: Final = 1.0
+# The same, if the pod's status said so already before the allocation: then the status may be of an earlier attempt.
+_STALE_REFUSAL_SECONDS: Final = 10.0
+_UNUSED_SECONDS: Final = 5.0  # seconds for which a claim without a pod is kept: the watches may be late
+_FOREVER: Final = float("inf")
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What is remembered of a pod's attempts.
+
+    failures: refusals and failed writes in a row.
+    not_before: when the pod may be planned again.
+    avoided: by node, until when the node is avoided.
+    refused_before: whether the pod's status said at the allocation that kube-scheduler finds no node.
+    refused_since: when its status said so first since the allocation.
+    """
+
+    failures: int = 0
+    not_before: float = float("-inf")
+    avoided: dict[str, float] = field(default_factory=dict)
+    refused_before: bool = False
+    refused_since: float = _FOREVER
+
+
+class TakeBack(NamedTuple):
+    """A pod whose claim must be read, and usually deleted.
+
+    refused: whether kube-scheduler has refused the node, so that the claim must be deleted even if it is whole.
+    """
+
+    pod: PodRef
+    node: str
+    assignment: Assignment | None
+    refused: bool
+
+
+class ClaimedPods:
+    """The pending pods by claim, and all claims of Cardwise's class."""
+
+    def __init__(self, reservations: Reservations, clock: Clock) -> None:
+        self.changes = 0  # how many changes may let a pod be planned
+        self._reservations = reservations
+        self._clock = clock
+        self._pods: dict[str, PendingByClaim] = {}  # by UID
+        self._claims: dict[str, ClaimRecord] = {}  # by key
+        self._keys_by_pod: dict[str, str] = {}  # by the UID of the pod that owns the claim, the claim's key
+        self._deleted: dict[str, None] = {}  # UIDs of claims that this process has deleted and that the watch shows
+        self._attempts: dict[str, _Attempts] = {}  # by UID of a pending pod
+        self._refused: dict[str, str] = {}  # by UID of pods whose row is UNCONFIRMED since a refusal: the reason
+        self._unused_since: dict[str, float] = {}  # by key of a claim without a pod
+
+    # Objects of the API server.
+
+    def set_pod(self, pod: PendingByClaim) -> None:
+        """Update a pod without a node."""
+        uid = pod.ref.uid
+        before, self._pods[uid] = self._pods.get(uid), pod
+        attempts = self._attempts.setdefault(uid, _Attempts(refused_before=pod.refused))
+        row = self._reservations.get(uid)
+        if row is not None and row.phase is Phase.ALLOCATED and pod.refused:
+            attempts.refused_since = min(attempts.refused_since, self._clock.now())
+        if before is None or (before.claim, before.gated, before.is_schedulable) != (
+            pod.claim,
+            pod.gated,
+            pod.is_schedulable,
+        ):
+            self.changes += 1
+            self._adopt(uid)
+
+    def remove_pod(self, uid: str) -> None:
+        """Forget a pod that is bound, finished or gone, or that no longer waits for a claim."""
+        if self._pods.pop(uid, None) is not None:
+            self.changes += 1
+        self._attempts.pop(uid, None)
+        self._refused.pop(uid, None)
+
+    def set_claim(self, claim: ClaimRecord) -> None:
+        """Update a claim."""
+        if claim.uid in self._deleted:
+            return
+        before = self._claims.get(claim.key)
+        self._claims[claim.key] = claim
+        self._keys_by_pod[claim.pod.uid] = claim.key
+        self._unused_since.pop(claim.key, None)
+        if before is not None and before.uid == claim.uid and before.is_allocated and not claim.is_allocated:
+            self._on_refused(claim.pod.uid, "kube-scheduler has deallocated the claim")
+        else:
+            self._adopt(claim.pod.uid)
+
+    def remove_claim(self, key: str) -> None:
+        """Remove a claim that is gone."""
+        claim = self._claims.pop(key, None)
+        if claim is None:
+            return
+        self._unused_since.pop(key, None)
+        was_deleted_here = self._deleted.pop(claim.uid, claim) is None
+        if self._keys_by_pod.get(claim.pod.uid) == key:
+            del self._keys_by_pod[claim.pod.uid]
+        if not was_deleted_here and claim.is_allocated:
+            self._on_refused(claim.pod.uid, "the claim was deleted")
+
+    # Pods to plan.
+
+    def pods_in_order(self) -> list[PendingByClaim]:
+        """The pods that may be planned now, in the order of the queue."""
+        now = self._clock.now()
+        return sorted((pod for pod in self._pods.values() if self._is_due(pod, now)), key=lambda pod: pod.order)
+
+    def next_due(self) -> float:
+        """When the back-off of the next pod ends, in seconds of the clock; infinity if no pod backs off."""
+        now = self._clock.now()
+        times = (attempts.not_before for attempts in self._attempts.values() if attempts.not_before > now)
+        return min(times, default=_FOREVER)
+
+    def get(self, uid: str) -> PendingByClaim | None:
+        """The pod, if it has no node and waits for its claim or its gate."""
+        return self._pods.get(uid)
+
+    def avoided_nodes(self, uid: str) -> set[str]:
+        """The nodes that kube-scheduler has refused for the pod lately."""
+        attempts = self._attempts.get(uid)
+        now = self._clock.now()
+        return {node for node, until in attempts.avoided.items() if until > now} if attempts is not None else set()
+
+    def refusal_reason(self, uid: str) -> str | None:
+        """Why the pod's claim is taken back; None if it is not, or only to be settled."""
+        return self._refused.get(uid)
+
+    # Outcomes.
+
+    def mark_allocated(self, uid: str) -> None:
+        """Record that this process has allocated the pod's claim and opened its gate."""
+        attempts, pod = self._attempts.get(uid), self._pods.get(uid)
+        if attempts is not None and pod is not None:
+            attempts.refused_before, attempts.refused_since = pod.refused, _FOREVER
+
+    def mark_failed(self, uid: str, *, node: str = "", seconds: float = 0.0) -> None:
+        """Record that the pod could not be placed.
+
+        node: a node that the pod avoids from now on.
+        seconds: the minimum back-off.
+        """
+        attempts = self._attempts.get(uid)
+        if attempts is None:
+            return
+        now = self._clock.now()
+        if node:
+            attempts.avoided = {name: until for name, until in attempts.avoided.items() if until > now}
+            attempts.avoided[node] = now + _AVOID_SECONDS * 2 ** min(attempts.failures, _MAX_DOUBLINGS)
+        backoff = 0.0 if not attempts.failures else _FIRST_BACKOFF * 2 ** min(attempts.failures - 1, _MAX_DOUBLINGS)
+        attempts.not_before = now + max(seconds, min(backoff, _MAX_BACKOFF))
+        attempts.failures += 1
+        self.changes += 1
+
+    def mark_claim_deleted(self, uid: str, claim_uid: str) -> None:
+        """Record that this process has deleted the pod's claim. Later events of the claim are outdated."""
+        key = self._keys_by_pod.get(uid)
+        claim = self._claims.get(key or "")
+        if claim is not None and claim.uid == claim_uid:
+            self._claims[claim.key] = claim._replace(allocation=None, problem="")
+            self._deleted[claim_uid] = None
+
+    def end_take_back(self, uid: str, phase: Phase | None, *, seconds: float = 0.0) -> None:
+        """Record the outcome of reading a pod from `take_backs`, as in `Reservations.settle_claim`.
+
+        seconds: the minimum back-off of the pod.
+        """
+        row = self._reservations.get(uid)
+        node = row.node if row is not None else ""
+        refused = self._refused.pop(uid, None) is not None
+        self._reservations.settle_claim(uid, phase)
+        if phase is None:
+            self.mark_failed(uid, node=node if refused else "", seconds=seconds)
+        elif phase is Phase.ALLOCATED:
+            self.mark_allocated(uid)
+
+    def begin_epoch(self) -> None:
+        """Begin a leader epoch: the claims that could not be used yet are deleted, and all others are known.
+
+        Rows of former attempts follow the claims.
+        """
+        for row in list(self._reservations.rows_in_phases(Phase.UNCONFIRMED)):
+            if row.by_claim:
+                self._refused.pop(row.pod.uid, None)
+                self._reservations.settle_claim(row.pod.uid, None)
+                self._adopt(row.pod.uid)
+        self.changes += 1
+
+    # Claims to take back and to delete.
+
+    def take_backs(self) -> list[TakeBack]:
+        """The pods whose claims must be read: refused ones, and those with an unknown outcome."""
+        now = self._clock.now()
+        for row in list(self._reservations.rows_in_phases(Phase.ALLOCATED)):
+            attempts = self._attempts.get(row.pod.uid)
+            if attempts is None:
+                continue
+            seconds = _STALE_REFUSAL_SECONDS if attempts.refused_before else _REFUSED_SECONDS
+            pod = self._pods.get(row.pod.uid)
+            since = row.since if attempts.refused_before and pod is not None and pod.refused else attempts.refused_since
+            if now - since >= seconds * 2 ** min(attempts.failures, _MAX_DOUBLINGS):
+                self._on_refused(row.pod.uid, "kube-scheduler finds no node for the pod")
+        return [
+            TakeBack(row.pod, row.node, row.assignment, row.pod.uid in self._refused)
+            for row in self._reservations.rows_in_phases(Phase.UNCONFIRMED)
+            if row.by_claim
+        ]
+
+    def claims_to_fence(self) -> list[ClaimRecord]:
+        """The claims of pods without a node by which kube-scheduler cannot bind the pod yet: the gate is closed, or the
+        claim is not allocated. A former leader has not finished them, and may still be about to.
+        """
+        return [
+            claim
+            for claim in self._claims.values()
+            if (pod := self._pods.get(claim.pod.uid)) is not None
+            and (pod.gated or claim.allocation is None)
+            and claim.uid not in self._deleted
+        ]
+
+    def unused_claims(self) -> list[ClaimRecord]:
+        """The claims that no pod needs: the pod has ended, its node has proved that, and the claim still exists."""
+        now = self._clock.now()
+        unused = []
+        for key, claim in self._claims.items():
+            if claim.uid in self._deleted:
+                continue
+            if claim.pod.uid in self._pods or self._reservations.get(claim.pod.uid) is not None:
+                self._unused_since.pop(key, None)
+            elif now - self._unused_since.setdefault(key, now) >= _UNUSED_SECONDS:
+                unused.append(claim)
+        return unused
+
+    # Private helpers.
+
+    def _is_due(self, pod: PendingByClaim, now: float) -> bool:
+        row = self._reservations.get(pod.ref.uid)
+        if row is not None and row.phase not in UNPOSTED_PHASES and row.phase is not Phase.ORPHANED:
+            return False
+        return pod.is_schedulable and self._attempts[pod.ref.uid].not_before <= now
+
+    def _adopt(self, uid: str) -> None:
+        """Set the pod's row from a claim that another process has allocated.
+
+        Not while the gate is closed: kube-scheduler cannot bind the pod then, and a new leader deletes the claim.
+        """
+        pod, claim = self._pods.get(uid), self._claims.get(self._keys_by_pod.get(uid, ""))
+        if pod is None or pod.gated or claim is None or claim.allocation is None or claim.uid in self._deleted:
+            return
+        if pod.claim is None or pod.claim.claim != claim.name or claim.allocation.pod_uid != uid:
+            return
+        row = self._reservations.get(uid)
+        if row is None or row.phase in UNPOSTED_PHASES or row.phase is Phase.ORPHANED:
+            if row is not None and row.phase in UNPOSTED_PHASES:
+                self._reservations.release_plan(uid)
+            self._reservations.set_allocated(pod.waiting, claim.allocation.node, claim.allocation.assignment)
+            self.mark_allocated(uid)
+
+    def _on_refused(self, uid: str, reason: str) -> None:
+        row = self._reservations.get(uid)
+        if row is not None and row.phase is Phase.ALLOCATED:
+            self._refused[uid] = reason
+            self._reservations.mark_taken_back(uid)

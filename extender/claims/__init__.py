@@ -1,0 +1,7 @@
+"""Claims: the extender as the scheduler of pods whose shares are allocated by ResourceClaim (scheduler.mode=claims).
+
+Input: the state. Output: claims, nominated nodes and opened gates; an unconfigured kube-scheduler then binds the pods.
+
+    claimscheduler  plays kube-scheduler's part for gated pods: chooses their nodes in order, publishes the decisions
+    takeback        reads pods and claims after a refusal or a lost answer, deletes claims; the fence of a new leader
+"""

@@ -1,0 +1,277 @@
+"""Plays kube-scheduler's part for pods whose shares are allocated by ResourceClaim.
+
+One thread takes the pods in the order of kube-scheduler's queue, finds the nodes that kube-scheduler would accept, and
+asks the verbs of the extender as kube-scheduler does: filter chooses the node and reserves the GPUs, the permit waits
+for the other members of a gang. Then threads publish the decisions (`claimwriter`), a gang's as a whole: all claims are
+allocated before the first gate opens.
+
+The nodes are those that are open, admit the pod by selector, required affinity and taints, and have the cpu, memory and
+pods for it. What else kube-scheduler checks (ports, volumes, other pods, spreading), the extender learns from its
+refusals (`cache.claimed`).
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, NamedTuple
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api import policies
+from cardwise.core.values.refusals import Refusal
+from cardwise.core.values.wording import pluralize
+from cardwise.kube.client import KubeClient
+from cardwise.kube.events import Recorder
+from extender.api import verbs
+from extender.api.verbs import AnswerSettings, NotifyFullQuota
+from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PodChanged
+from extender.cache.reservations import KnownBinding, Phase
+from extender.claims.takeback import ClaimTakeBack
+from extender.gangs.gangtypes import BindNow, BindRefused, Permit
+from extender.leadership.fence import run_in_parallel
+from extender.leadership.leadership import Leadership
+from extender.records.claim import PendingByClaim
+from extender.records.podref import PodRef
+from extender.records.wire import FilterArgs, FilterResult
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_MAX_THREADS: Final = 16  # threads that publish
+_PARALLEL_IN_GANG: Final = 16
+_MAX_PODS_PER_STEP: Final = 64  # pods that are planned in one step, so that other work of the thread goes on
+_MAX_PUBLISHING: Final = 64  # pods whose decisions are being published: more would only wait
+_PASS_SECONDS: Final = 1.0  # seconds after which all pods are tried again, although no event says that one may fit
+_PUBLISH_SECONDS: Final = 20.0  # seconds in which a decision must be published
+_REFUSED_SECONDS: Final = 15.0  # back-off after an answer that the same write would get again, such as of a quota
+_MAX_REPORTED: Final = 4096  # pods whose last event is remembered
+
+
+class _Arrived(NamedTuple):
+    """A member of a gang that waits for the others, as it would in bind."""
+
+    pod: PendingByClaim
+    node: str
+    permit: Permit
+
+
+class ClaimScheduler:
+    """Schedules pods by claim. `step` belongs to one thread.
+
+    active: returns whether this extender leads and all lists are complete.
+    notice: called if only a quota keeps a pod pending.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        events: Recorder,
+        *,
+        leadership: Leadership,
+        preferences: AnswerSettings,
+        active: Callable[[], bool],
+        notice: NotifyFullQuota | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._state = state
+        self._events = events
+        self._leadership = leadership
+        self._preferences = preferences
+        self._active = active
+        self._notice = notice
+        self._clock = clock
+        self._writer = ClaimWriter(client, leadership, clock)
+        self._take_back = ClaimTakeBack(client, state, self._writer, self._thread_pool, clock)
+        self._pool: ThreadPoolExecutor | None = None
+        self._arrived: dict[str, _Arrived] = {}  # by UID
+        self._publishing: set[str] = set()  # the pods whose decisions are being published
+        self._epoch: int | None = None  # the epoch of the last step
+        self._tried_at: object = None  # `State.may_fit_generation` before the last complete pass
+        self._next_pass = float("-inf")
+        self._reported: dict[str, str] = {}  # by UID, the text of the pod's last event
+
+    def fence_claims(self, still_leads: Callable[[], bool]) -> bool:
+        """Delete the unfinished claims of a former leader. See `ClaimTakeBack.fence_claims`."""
+        return self._take_back.fence_claims(still_leads)
+
+    def step(self) -> None:
+        """Continue the gangs that are complete, take claims back, and plan the next pods."""
+        epoch = self._leadership.epoch()
+        if epoch is None or not self._active():
+            self._arrived.clear()
+            return
+        if epoch != self._epoch:
+            self._epoch, self._tried_at = epoch, None
+            self._arrived.clear()
+        self._take_back.step(epoch)
+        self._publish_gangs(epoch)
+        self._plan_pods(epoch)
+
+    def stop(self) -> None:
+        """Drop the work that has not begun."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    # Planning.
+
+    def _plan_pods(self, epoch: int) -> None:
+        now, generation = self._clock.now(), self._state.may_fit_generation()
+        if generation == self._tried_at and now < self._next_pass:
+            return
+        with self._state.claimed_pods() as claimed:
+            pods, next_due = claimed.pods_in_order(), claimed.next_due()
+        refused = set[object]()
+        planned = 0
+        for pod in pods:
+            if not self._active() or planned >= _MAX_PODS_PER_STEP or len(self._publishing) >= _MAX_PUBLISHING:
+                return  # the next step continues
+            if pod.ref.uid in self._arrived or pod.ref.uid in self._publishing or pod.shape in refused:
+                continue
+            if self._plan_pod(pod, epoch):
+                planned += 1
+            elif pod.gang is None:
+                refused.add(pod.shape)
+        self._tried_at, self._next_pass = generation, min(now + _PASS_SECONDS, next_due)
+
+    def _plan_pod(self, pending: PendingByClaim, epoch: int) -> bool:
+        """Choose the pod's node and begin to publish it. Returns False if the pod fits no node now."""
+        pod, manifest = pending.waiting, pending.read_manifest()
+        with self._state.claimed_pods() as claimed:
+            avoided = claimed.avoided_nodes(pod.uid)
+        feasible = self._state.nominator.search_nodes(pod)
+        offered = sorted(feasible - avoided)
+        answer = verbs.filter_nodes(
+            self._state, self._preferences, FilterArgs(pod=manifest, node_names=offered), self._notice, by_claim=True
+        )
+        if not answer.node_names:
+            self._report(pending.ref, _refusal_text(answer, avoided & feasible))
+            return False
+        self._begin_bind(pending, answer.node_names[0], epoch)
+        return True
+
+    def _begin_bind(self, pod: PendingByClaim, node: str, epoch: int) -> None:
+        match self._state.gangs.request_permit(pod.ref.uid, node):
+            case Permit() as permit:
+                self._arrived[pod.ref.uid] = _Arrived(pod, node, permit)
+            case BindRefused(reason):
+                _log.debug("a member of a gang is tried again", pod=pod.ref.pod, reason=reason)
+            case BindNow():
+                self._submit([(pod, node)], epoch)
+
+    def _publish_gangs(self, epoch: int) -> None:
+        """Publish the gangs whose last member has arrived, and forget those whose plan has ended."""
+        complete: dict[str, list[tuple[PendingByClaim, str]]] = {}
+        for uid, arrived in list(self._arrived.items()):
+            with self._state.claimed_pods() as claimed:
+                is_pending = claimed.get(uid) is not None
+            if not arrived.permit.done.is_set() and is_pending:
+                continue
+            del self._arrived[uid]
+            if arrived.permit.done.is_set() and arrived.permit.allowed:
+                complete.setdefault(arrived.permit.key, []).append((arrived.pod, arrived.node))
+        for members in complete.values():
+            self._submit(members, epoch)
+
+    # Publishing.
+
+    def _submit(self, members: Sequence[tuple[PendingByClaim, str]], epoch: int) -> None:
+        self._publishing.update(pod.ref.uid for pod, _ in members)
+        self._thread_pool().submit(self._run, members, epoch)
+
+    def _run(self, members: Sequence[tuple[PendingByClaim, str]], epoch: int) -> None:
+        try:
+            self._publish(members, epoch)
+        except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
+            _log.exception("failed to publish a decision", pod=members[0][0].ref.pod)
+        finally:
+            self._publishing.difference_update(pod.ref.uid for pod, _ in members)
+
+    def _publish(self, members: Sequence[tuple[PendingByClaim, str]], epoch: int) -> None:
+        """Publish the decision for a pod, or for all members of a gang; none is bindable before all are ready."""
+        deadline = self._clock.now() + _PUBLISH_SECONDS
+        grants = [grant for pod, node in members if (grant := self._assume(pod, node, epoch)) is not None]
+        if len(grants) < len(members):
+            for grant in grants:
+                self._state.record_binding_outcome(grant.pod.uid, None)  # nothing was written
+            return
+        outcomes: dict[str, Phase] = {grant.pod.uid: Phase.UNCONFIRMED for grant in grants}
+        try:
+            ready = run_in_parallel(partial(self._try_write, self._writer.prepare, deadline), grants, _PARALLEL_IN_GANG)
+            if all(ready):
+                done = run_in_parallel(
+                    partial(self._try_write, self._writer.commit, deadline), grants, _PARALLEL_IN_GANG
+                )
+                outcomes |= {
+                    grant.pod.uid: Phase.ALLOCATED for grant, is_done in zip(grants, done, strict=True) if is_done
+                }
+        finally:
+            for uid, phase in outcomes.items():
+                self._state.record_binding_outcome(uid, phase)
+
+    def _assume(self, pod: PendingByClaim, node: str, epoch: int) -> ClaimGrant | None:
+        """Reserve the cards until the outcome is recorded. None if the pod cannot be placed on the node any more."""
+        request = pod.waiting.request if pod.claim is not None else None
+        policy = policies.card_policy(pod.waiting.request.policy, self._preferences.policy)
+        assumed = self._state.assume(pod.ref, request, node, policy, epoch=epoch, by_claim=True)
+        if isinstance(assumed, KnownBinding):
+            return None
+        if isinstance(assumed, Refusal):
+            self._report(pod.ref, f"node {node}: {assumed.text}")
+            return None
+        return ClaimGrant(
+            pod=pod.ref,
+            claim=pod.claim,
+            gated=pod.gated,
+            node=node,
+            assignment=assumed.assignment,
+            env_access=assumed.env_access,
+            epoch=epoch,
+        )
+
+    def _try_write(self, write: Callable[[ClaimGrant, float], None], deadline: float, grant: ClaimGrant) -> bool:
+        try:
+            write(grant, deadline)
+        except PodChanged:
+            return False
+        except ClaimFailed as error:
+            if error.is_refusal:
+                self._take_back.set_backoff(grant.pod.uid, _REFUSED_SECONDS)
+                self._report(grant.pod, str(error))
+            _log.info("failed to publish a claim", pod=grant.pod.pod, uid=grant.pod.uid, error=str(error))
+            return False
+        return True
+
+    # Events.
+
+    def _report(self, pod: PodRef, text: str) -> None:
+        """Record why the pod waits, if the reason has changed."""
+        if self._reported.pop(pod.uid, None) != text:
+            self._events.record(pod.about, "FailedScheduling", text, "Warning")
+        self._reported[pod.uid] = text
+        if len(self._reported) > _MAX_REPORTED:
+            del self._reported[next(iter(self._reported))]
+
+    def _thread_pool(self) -> ThreadPoolExecutor:
+        # Created late, because threads do not survive the fork: a child of the process that created this object serves.
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="claims")
+        return self._pool
+
+
+def _refusal_text(answer: FilterResult, avoided: set[str]) -> str:
+    """Why the pod has no node, as kube-scheduler says it."""
+    if answer.error:
+        return answer.error
+    counts: dict[str, int] = {}
+    for text in (*answer.failed_nodes.values(), *answer.failed_and_unresolvable_nodes.values()):
+        counts[text] = counts.get(text, 0) + 1
+    reasons = [f"{count} {text}" for text, count in sorted(counts.items(), key=lambda entry: -entry[1])]
+    if avoided:
+        reasons.append(f"{len(avoided)} kube-scheduler refused the node")
+    total = sum(counts.values()) + len(avoided)
+    if not reasons:
+        return "no open node admits the pod and has the cpu and memory for it"
+    return f"0/{pluralize(total, 'node')} with cpu and memory fit: {', '.join(reasons)}"

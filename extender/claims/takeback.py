@@ -1,0 +1,200 @@
+"""Takes claims back: after a refusal of kube-scheduler, a lost answer, the end of a pod, or a change of the leader.
+
+A claim is deleted and never emptied: a write that names the UID of a deleted object changes nothing, however late the
+API server carries it out. A pod that may have been bound meanwhile is read once more `_SETTLE_SECONDS` later, because
+kube-scheduler does not read the claim again before it binds the pod. If the pod is bound, it gets its claim back.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import structlog
+
+from cardwise.clock import SYSTEM, Clock
+from cardwise.core.api import claims, names
+from cardwise.core.values.decoded import Json
+from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube import errors, paths
+from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
+from cardwise.kube.client import KubeClient
+from extender.binding import claimwriter
+from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter
+from extender.cache.claimed import TakeBack
+from extender.cache.reservations import Phase
+from extender.leadership.fence import run_in_parallel
+from extender.records.claim import ClaimRecord
+from extender.state import State
+
+_log = structlog.get_logger(__name__)
+
+_SETTLE_SECONDS: Final = 1.0  # longer than kube-scheduler needs from its choice of a node to the Binding
+_RETRY_SECONDS: Final = 1.0
+_BOUND_SECONDS: Final = 5.0  # seconds after which a bound pod is read again, if the watch does not show it bound
+_UNUSED_SECONDS: Final = 2.0  # seconds between two searches for unused claims
+_MAX_UNUSED: Final = 64  # unused claims that are deleted in one step
+_FENCE_SECONDS: Final = 10.0  # seconds in which failed deletions are repeated before a leader epoch begins
+_TIMEOUT: Final = 2.0
+_PARALLEL: Final = 16
+_WRITE_SECONDS: Final = 10.0
+
+
+class ClaimTakeBack:
+    """Reads and deletes claims. `step` belongs to one thread."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        state: State,
+        writer: ClaimWriter,
+        pool: Callable[[], ThreadPoolExecutor],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._client = client
+        self._state = state
+        self._writer = writer
+        self._pool = pool
+        self._clock = clock
+        self._not_before: dict[str, float] = {}  # by UID of a pod, when it is read again
+        self._busy: set[str] = set()  # the pods that a thread reads
+        self._backoffs: dict[str, float] = {}  # by UID: the back-off after the failure that the pod's events have
+        self._unused_at = float("-inf")
+
+    def set_backoff(self, uid: str, seconds: float) -> None:
+        """Let the pod back off at least so long once its claim is taken back."""
+        self._backoffs[uid] = seconds
+
+    def step(self, epoch: int) -> None:
+        """Begin to settle the pods whose outcome is unknown or that were refused, and delete unused claims."""
+        now = self._clock.now()
+        with self._state.claimed_pods() as claimed:
+            due = [entry for entry in claimed.take_backs() if self._not_before.get(entry.pod.uid, now) <= now]
+            unused = claimed.unused_claims()[:_MAX_UNUSED] if now >= self._unused_at else []
+        for entry in due:
+            if entry.pod.uid not in self._busy:
+                self._busy.add(entry.pod.uid)
+                self._pool().submit(self._run, entry, epoch)
+        if now >= self._unused_at:
+            self._unused_at = now + _UNUSED_SECONDS
+            for claim in unused:
+                self._pool().submit(self._delete_unused, claim, epoch)
+
+    def _run(self, entry: TakeBack, epoch: int) -> None:
+        uid = entry.pod.uid
+        seconds = _RETRY_SECONDS
+        try:
+            seconds = self._settle(entry, epoch)
+        except (errors.KubeError, ClaimFailed) as error:
+            _log.info("failed to take a claim back; trying again", pod=entry.pod.pod, uid=uid, error=str(error))
+        except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
+            _log.exception("failed to take a claim back", pod=entry.pod.pod, uid=uid)
+        finally:
+            if seconds:
+                self._not_before[uid] = self._clock.now() + seconds
+            else:
+                self._not_before.pop(uid, None)
+            self._busy.discard(uid)
+
+    def _settle(self, entry: TakeBack, epoch: int) -> float:
+        """Settle one pod. Returns the seconds until it must be read again; 0 if it is settled."""
+        pod = self._writer.read_pod(entry.pod)
+        if pod is None:
+            return self._end(entry, Phase.TERMINATING)
+        name = _claim_name(pod)
+        claim = self._writer.read_claim(entry.pod.namespace, name) if name is not None else None
+        if pod["spec"].get("nodeName"):
+            return self._restore_claim(entry, pod, claim, epoch)
+        if not entry.refused and claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
+            return self._end(entry, Phase.ALLOCATED)
+        was_bindable = False
+        if claim is not None and name is not None and claims.is_ours(claim):
+            was_bindable = bool((claim.get("status") or {}).get("allocation"))
+            claim_uid = claim["metadata"]["uid"]
+            self._writer.delete_claim(entry.pod.namespace, name, claim_uid, epoch)
+            with self._state.claimed_pods() as claimed:
+                claimed.mark_claim_deleted(entry.pod.uid, claim_uid)
+        pod = self._writer.read_pod(entry.pod)
+        if pod is None:
+            return self._end(entry, Phase.TERMINATING)
+        if pod["spec"].get("nodeName"):
+            return self._restore_claim(entry, pod, None, epoch)
+        if was_bindable and not claimwriter.has_gate(pod):
+            return _SETTLE_SECONDS
+        return self._end(entry, None)
+
+    def _end(self, entry: TakeBack, phase: Phase | None) -> float:
+        self._state.end_take_back(entry.pod.uid, phase, seconds=self._backoffs.pop(entry.pod.uid, 0.0))
+        return 0.0
+
+    def _restore_claim(self, entry: TakeBack, pod: Json, claim: Json | None, epoch: int) -> float:
+        """Allocate the claim of a bound pod again, if the pod is on the node of its reservation. Returns seconds."""
+        is_ours = pod["spec"]["nodeName"] == entry.node and claimwriter.read_assignment(pod) == entry.assignment
+        if (
+            is_ours
+            and entry.assignment is not None
+            and not claimwriter.is_whole(pod, claim, entry.node, entry.assignment)
+        ):
+            grant = ClaimGrant(
+                pod=entry.pod,
+                claim=claims.read_pod(pod),
+                gated=False,
+                node=entry.node,
+                assignment=entry.assignment,
+                env_access=False,
+                epoch=epoch,
+            )
+            self._writer.reallocate(grant, self._clock.now() + _WRITE_SECONDS)
+            _log.warning("allocated the claim of a bound pod again", pod=entry.pod.pod, uid=entry.pod.uid)
+        return _BOUND_SECONDS
+
+    def _delete_unused(self, claim: ClaimRecord, epoch: int) -> None:
+        try:
+            pod = self._writer.read_pod(claim.pod)
+            if pod is not None and (pod.get("status") or {}).get("phase") not in names.FINISHED_PHASES:
+                return  # the watch is late
+            self._writer.delete_claim(claim.namespace, claim.name, claim.uid, epoch)
+        except (errors.KubeError, ClaimFailed) as error:
+            _log.info("failed to delete a claim; trying again", claim=claim.key, error=str(error))
+
+    # The beginning of a leader epoch.
+
+    def fence_claims(self, still_leads: Callable[[], bool]) -> bool:
+        """Delete the claims that a former leader has not finished, so that none of its writes can change anything.
+
+        Returns False if `still_leads` returned False before. Claims that cannot be deleted are taken back later.
+        """
+        backoff = Backoff(initial=0.05, cap=1.0, max_retry_after=LEADER_RETRY_AFTER)
+        until = self._clock.now() + _FENCE_SECONDS
+        while still_leads():
+            with self._state.claimed_pods() as claimed:
+                unfinished = claimed.claims_to_fence()
+            failures = [
+                error for error in run_in_parallel(self._fence_claim, unfinished, _PARALLEL) if error is not None
+            ]
+            if not failures or self._clock.now() > until:
+                for error in failures[:1]:
+                    _log.warning("failed to delete claims of a former leader", claims=len(failures), error=str(error))
+                with self._state.claimed_pods() as claimed:
+                    claimed.begin_epoch()
+                return still_leads()
+            self._clock.sleep(backoff.next_delay(max((error.retry_after or 0.0 for error in failures), default=None)))
+        return False
+
+    def _fence_claim(self, claim: ClaimRecord) -> errors.KubeError | None:
+        path, options = paths.resourceclaims(claim.namespace, claim.name), {"preconditions": {"uid": claim.uid}}
+        try:
+            self._client.delete(path, options, timeout=_TIMEOUT)
+        except (errors.NotFound, errors.Conflict):
+            pass  # the claim is gone
+        except errors.KubeError as error:
+            return error
+        with self._state.claimed_pods() as claimed:
+            claimed.mark_claim_deleted(claim.pod.uid, claim.uid)
+        return None
+
+
+def _claim_name(pod: Json) -> str | None:
+    try:
+        return claims.claim_name(pod)
+    except InvalidRequest:
+        return None

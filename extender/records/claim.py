@@ -1,0 +1,111 @@
+"""Records of ResourceClaims of Cardwise's class, and of pending pods whose shares are allocated by claim."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from cardwise.core.api import claims, names
+from cardwise.core.api.claims import Allocation, ClaimingPod, InvalidClaim
+from cardwise.core.values.decoded import Json
+from extender.records.pod import WaitingPod
+from extender.records.podref import PodRef
+
+_decode_any = msgspec.json.Decoder().decode
+
+
+class ClaimRecord(NamedTuple):
+    """A claim of Cardwise's class.
+
+    pod: the pod that owns the claim.
+    allocation: None if the claim is not allocated.
+    problem: why the allocation could not be read.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    pod: PodRef
+    allocation: Allocation | None = None
+    problem: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether kube-scheduler may bind the pod by this claim."""
+        return self.allocation is not None or bool(self.problem)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingByClaim:
+    """A pod without a node that waits for its claim, or that is in such a gang.
+
+    waiting: the pod's request and constraints.
+    manifest: the pod's JSON.
+    claim: its claim and the containers that use it; None for a member of a gang that requests no GPU.
+    gated: whether the pod has the gate that the extender opens.
+    is_schedulable: whether no other gate keeps the pod from kube-scheduler, and the pod is not being deleted.
+    refused: whether kube-scheduler has tried the pod and found no node.
+    """
+
+    waiting: WaitingPod
+    manifest: bytes
+    claim: ClaimingPod | None
+    gated: bool
+    is_schedulable: bool
+    refused: bool
+    gang: str | None
+
+    @property
+    def ref(self) -> PodRef:
+        return self.waiting.ref
+
+    @property
+    def order(self) -> tuple[int, str, str]:
+        """The order of kube-scheduler's queue: the highest priority first, then the oldest pod."""
+        return -self.waiting.request.priority, self.waiting.created, self.ref.uid
+
+    @property
+    def shape(self) -> object:
+        """A key that is equal for pods that fit the same nodes."""
+        waiting = self.waiting
+        return self.ref.namespace, waiting.request, waiting.load, waiting.constraints, waiting.rank[:2]
+
+    def read_manifest(self) -> Json:
+        """The pod's JSON, decoded."""
+        manifest: Json = _decode_any(self.manifest)
+        return manifest
+
+
+def decode_claim(raw: bytes) -> tuple[str, ClaimRecord] | None:
+    """Decode a ResourceClaim; returns its key "namespace/name" and its record. None for claims of other classes."""
+    if names.DRIVER.encode() not in raw:
+        return None
+    manifest = _decode_any(raw)
+    return read_claim(manifest) if claims.is_ours(manifest) else None
+
+
+def read_claim(manifest: Json) -> tuple[str, ClaimRecord] | None:
+    """As `decode_claim`, from decoded JSON of a claim of Cardwise's class. None if no pod owns the claim."""
+    metadata = manifest["metadata"]
+    owner = next((entry for entry in metadata.get("ownerReferences") or () if entry.get("kind") == "Pod"), None)
+    if owner is None:
+        return None
+    allocation, problem = None, ""
+    try:
+        allocation = claims.decode(manifest)
+    except InvalidClaim as error:
+        problem = str(error)
+    namespace = metadata["namespace"]
+    record = ClaimRecord(
+        namespace,
+        metadata["name"],
+        metadata["uid"],
+        PodRef(owner["uid"], namespace, owner["name"]),
+        allocation,
+        problem,
+    )
+    return record.key, record

@@ -1,0 +1,187 @@
+"""The writes that publish a decision as a claim, each with every kind of failure."""
+
+from contextlib import nullcontext
+
+import pytest
+
+from cardwise.core.api import assignment, claims, names
+from cardwise.kube import paths
+from extender.binding.claimwriter import ClaimFailed, ClaimWriter, PodChanged, is_whole
+from extender.leadership.leadership import Leadership
+from tests.extender.claimpods import claiming, grant_for
+from tests.fakes.apiserver import ApiServer, Fault
+from tests.fakes.clock import FakeClock
+from tests.theory import theory_of
+
+CLAIMS = paths.resourceclaims("default")
+CLAIM = paths.resourceclaims("default", "cardwise-0000000000000001")
+POD = paths.pods("default", "p")
+POD_STATUS = f"{POD}/status"
+LOST, SLOW, ERROR, BUSY = Fault(lost=True), Fault(seconds=99), Fault(status=500), Fault(status=429, retry_after=1)
+WRITES = [("create", CLAIMS), ("patch", f"{CLAIM}/status"), ("patch", POD)]
+
+
+class World:
+    def __init__(self, *, gated: bool = True) -> None:
+        self.clock = FakeClock()
+        self.api = ApiServer(self.clock)
+        self.writer = ClaimWriter(self.api.client(), Leadership(), self.clock)
+        self.api.write_object(paths.pods(), claiming(gated=gated))
+        self.grant = grant_for(self.pod)
+
+    @property
+    def pod(self):
+        return self.api.get(POD)
+
+    @property
+    def claim(self):
+        return self.api.get(CLAIM)
+
+    def publish(self, grant=None, seconds=30.0):
+        deadline = self.clock.now() + seconds
+        self.writer.prepare(grant or self.grant, deadline)
+        self.writer.commit(grant or self.grant, deadline)
+
+    def writes(self):
+        return [(call.verb, call.path) for call in self.api.requests if call.verb not in ("get", "list", "watch")]
+
+    def check_whole(self):
+        assert is_whole(self.pod, self.claim, "n1", self.grant.assignment)
+        assert self.pod["status"]["nominatedNodeName"] == "n1"
+
+
+def test_a_gated_pod_gets_claim_allocation_node_and_gate_in_this_order():
+    assert "create the claim ─► allocate it (status) ─► nominate the node ─► open the gate" in theory_of(
+        "extender.binding.claimwriter"
+    )
+    world = World()
+    world.publish()
+    world.check_whole()
+    assert world.writes() == [
+        ("create", CLAIMS), ("patch", f"{CLAIM}/status"), ("patch", POD_STATUS), ("patch", POD),
+    ]  # fmt: skip
+    assert world.pod["spec"]["schedulingGates"] == []
+    assert world.pod["metadata"]["annotations"][names.IDX] == "0"
+
+
+def test_without_a_gate_the_annotations_come_first_and_the_allocation_last():
+    assert "write the pod's annotations ─► create the claim ─► allocate it" in theory_of("extender.binding.claimwriter")
+    world = World(gated=False)
+    world.publish()
+    world.check_whole()
+    assert world.writes() == [
+        ("patch", POD_STATUS), ("patch", POD), ("create", CLAIMS), ("patch", f"{CLAIM}/status"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [LOST, SLOW, ERROR, BUSY], ids=["lost", "slow", "error", "busy"])
+@pytest.mark.parametrize("write", WRITES, ids=["claim", "allocation", "gate"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_after_a_lost_answer_the_writer_goes_on_with_what_is_missing(gated, write, fault):
+    world = World(gated=gated)
+    world.api.fault(fault, *write)
+    world.publish()
+    world.check_whole()
+    first = world.claim["metadata"]["uid"]
+    assert [claim["metadata"]["uid"] for claim in world.api.all(CLAIMS)] == [first]
+
+
+def test_a_lost_allocation_is_read_and_not_written_again():
+    """The example of the theory of operation."""
+    assert "it is allocated to the pod on the node that was to be written" in theory_of("extender.binding.claimwriter")
+    world = World()
+    world.api.fault(LOST, "patch", f"{CLAIM}/status")
+    world.publish()
+    assert world.writes().count(("patch", f"{CLAIM}/status")) == 1
+
+
+def test_the_nomination_may_fail():
+    world = World()
+    world.api.fault(ERROR, "patch", POD_STATUS, 9)
+    world.publish()
+    assert is_whole(world.pod, world.claim, "n1", world.grant.assignment)
+
+
+def test_a_claim_of_an_earlier_attempt_is_replaced():
+    world = World()
+    world.writer.prepare(grant_for(world.pod, "n2", index=1), 30.0 + world.clock.now())
+    before = world.claim["metadata"]["uid"]
+    world.publish()
+    world.check_whole()
+    assert world.claim["metadata"]["uid"] != before
+
+
+def test_the_claim_of_another_pod_is_not_touched():
+    world = World()
+    other = claiming("other")
+    world.api.write_object(paths.resourceclaims(), claims.new_claim(claims.read_pod(other), world.grant.assignment))
+    with pytest.raises(ClaimFailed, match="another ResourceClaim has the name cardwise-0000000000000001") as caught:
+        world.publish()
+    assert caught.value.is_refusal
+    assert world.pod["spec"]["schedulingGates"]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=["claim", "allocation", "gate"])
+def test_a_forbidden_write_is_a_refusal_with_the_reason(write):
+    world = World()
+    world.api.fault(Fault(status=403, message="exceeded quota: team"), *write)
+    with pytest.raises(ClaimFailed, match="exceeded quota: team") as caught:
+        world.publish()
+    assert caught.value.is_refusal
+    assert world.pod["spec"]["schedulingGates"]
+
+
+def test_another_pod_with_the_name_is_not_touched():
+    world = World()
+    world.api.remove(POD)
+    world.api.write_object(paths.pods(), claiming() | {"metadata": claiming()["metadata"] | {"uid": "uid-later"}})
+    with pytest.raises(ClaimFailed):
+        world.publish()
+    assert world.pod["spec"]["schedulingGates"]
+    assert assignment.decode(world.pod["metadata"]["annotations"]) is None
+
+
+def test_a_pod_that_is_gone_ends_the_publication():
+    world = World()
+    world.api.after_request(lambda _: world.api.remove(POD), "patch", f"{CLAIM}/status")
+    with pytest.raises(PodChanged):
+        world.publish()
+
+
+def test_a_gate_is_not_opened_by_an_outdated_write():
+    """The pod changes between the nomination and the PATCH, which names the version."""
+    world = World()
+    world.api.after_request(lambda _: world.api.edit(POD, metadata={"labels": {"changed": "1"}}), "patch", POD_STATUS)
+    world.publish()
+    world.check_whole()
+    assert world.writes().count(("patch", POD)) == 2
+
+
+def test_nothing_is_written_in_an_epoch_that_is_over():
+    class Over(Leadership):
+        def allow_post(self, epoch):
+            return nullcontext(0.0)
+
+    world = World()
+    world.writer = ClaimWriter(world.api.client(), Over(), world.clock)
+    with pytest.raises(ClaimFailed, match="no longer holds the lease"):
+        world.publish()
+    assert world.writes() == []
+
+
+def test_a_deadline_ends_the_publication():
+    world = World()
+    world.api.fault(ERROR, "create", CLAIMS, 99)
+    began = world.clock.now()
+    with pytest.raises(ClaimFailed, match="cannot create the ResourceClaim in time"):
+        world.publish(seconds=5.0)
+    assert world.clock.now() - began < 6
+
+
+def test_a_deleted_claim_of_the_same_name_is_not_deleted_again():
+    world = World()
+    world.publish()
+    world.writer.delete_claim("default", "cardwise-0000000000000001", "another-uid", 0)
+    assert world.claim is not None
+    world.writer.delete_claim("default", "cardwise-0000000000000001", world.claim["metadata"]["uid"], 0)
+    assert world.claim is None
