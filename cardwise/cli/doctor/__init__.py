@@ -12,6 +12,7 @@ Input: a client. Output: findings, and temporary probe pods.
     startup     checks that the pods of Cardwise's components are created and run
     components  checks of the objects that these components write
     policies    checks that the admission policies exist and are enforced
+    claims      checks of scheduler.mode=claims
     scheduler   checks that kube-scheduler calls the extender
     waiting     checks of pods that were created without the webhook
     units       checks of the unit of gpu-mem numbers

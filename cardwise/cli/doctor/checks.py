@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from cardwise.cli.doctor import (
+    claims,
     cluster,
     components,
     exposure,
@@ -34,6 +35,8 @@ _CHECKS = (
     scheduler.check_stranded_pods,
     scheduler.check_unconfigured_control_planes,
     scheduler.check_deleted_pods,
+    claims.check_claims,
+    claims.check_former_mode,
     waiting.check_unrewritten_pods,
     waiting.check_unmet_demands,
     cluster.check_other_plugins,
@@ -106,7 +109,8 @@ def check_facts(cluster_facts: Facts) -> Iterator[Finding]:
 
 
 def _check_schedulers(client: KubeClient, cluster_facts: Facts) -> Iterator[Finding]:
-    for pod in cluster_facts.schedulers:
+    # With claims no kube-scheduler calls the extender.
+    for pod in () if claims.uses_claims(cluster_facts) else cluster_facts.schedulers:
         name = pod["metadata"]["name"]
         config = facts.read_configz(client, pod)
         if config is None:

@@ -22,6 +22,8 @@ RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
 SYSTEM_NAMESPACE = "kube-system"
 _SCHEDULER_LABEL = "component=kube-scheduler"
+_CONTROLLER_MANAGER_LABEL = "component=kube-controller-manager"
+_DEVICE_CLASSES_PATH = "/apis/resource.k8s.io/v1/deviceclasses"
 PENDING_SELECTOR = "spec.nodeName=,status.phase=Pending"  # a field selector of pods
 _NAME_LABEL: Final = "app.kubernetes.io/name"
 _PARTS_SELECTOR = f"{_NAME_LABEL}=cardwise"  # the label of every object of the chart
@@ -55,6 +57,8 @@ class Facts:
     node_leases: Sequence[Json] = ()
     leases: Sequence[Json] = ()
     schedulers: Sequence[Json] = ()  # pods of kube-scheduler
+    controller_managers: Sequence[Json] = ()  # pods of kube-controller-manager
+    device_classes: Sequence[Json] = ()  # unknown where the API server does not serve resource.k8s.io/v1
     pending_pods: Sequence[Json] = ()  # pods without a node, of all namespaces
     own_pods: Sequence[Json] = ()  # pods of Cardwise's components
     own_events: Sequence[Event] = ()  # warnings in Cardwise's namespace
@@ -113,6 +117,8 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
         "node_leases": (paths.leases(NODE_LEASES), ""),
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM_NAMESPACE), _SCHEDULER_LABEL),
+        "controller_managers": (paths.pods(SYSTEM_NAMESPACE), _CONTROLLER_MANAGER_LABEL),
+        "device_classes": (_DEVICE_CLASSES_PATH, ""),
         "networkpolicies": (paths.namespaced(_NETWORKING, "networkpolicies", namespace), ""),
         "runtimeclasses": (RUNTIME_CLASSES, ""),
         "resourcequotas": (paths.namespaced("/api/v1", "resourcequotas"), ""),

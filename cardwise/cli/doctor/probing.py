@@ -20,10 +20,11 @@ from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import PROBE_POD_PREFIX
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import assignment, names
+from cardwise.core.api import assignment, names, request
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.refusals import Refusal
+from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eligible
@@ -67,7 +68,7 @@ def run_probe_pod(
     try:
         admitted_pod = client.create(paths.pods(namespace), _build_probe_pod(), query={"dryRun": "All"})
         yield from _report_admission(admitted_pod)
-        if names.SHARE not in _probe_limits(admitted_pod):
+        if not _is_rewritten(admitted_pod):
             return  # the extender is right to refuse this pod
         created_pod = client.create(
             paths.pods(cardwise_namespace), _build_placement_probe(admitted_pod, cardwise_namespace)
@@ -143,8 +144,13 @@ def _build_placement_probe(pod: Json, namespace: str) -> Json:
         group: {name: amount for name, amount in (resources.get(group) or {}).items() if _is_own_resource(name)}
         for group in ("limits", "requests")
     }
-    containers = [container | {"resources": resources_by_kind}]
+    own_claims = [entry for entry in resources.get("claims") or () if entry.get("name") == names.POD_CLAIM]
+    containers = [container | {"resources": resources_by_kind | ({"claims": own_claims} if own_claims else {})}]
     scheduling_fields = {key: spec[key] for key in ("schedulerName", "tolerations") if key in spec}
+    if own_claims:
+        pod_claims = [entry for entry in spec.get("resourceClaims") or () if entry.get("name") == names.POD_CLAIM]
+        gates = [{"name": names.ALLOCATION_GATE}]
+        scheduling_fields |= {"resourceClaims": pod_claims, "schedulingGates": gates}
     scheduling_fields["priorityClassName"] = names.PROBE_PRIORITY_CLASS
     return probe | {"metadata": metadata, "spec": probe["spec"] | scheduling_fields | {"containers": containers}}
 
@@ -155,15 +161,20 @@ def _is_own_resource(resource: str) -> bool:
 
 def _probe_container(pod: Json) -> Json:
     """Return the probe's own container; empty if another webhook has removed it."""
-    return next((container for container in pod["spec"]["containers"] if container.get("name") == _CONTAINER_NAME), {})
+    return next(filter(_is_probe, pod["spec"]["containers"]), {})
 
 
-def _probe_limits(pod: Json) -> Mapping[str, str]:
-    return (_probe_container(pod).get("resources") or {}).get("limits") or {}
+def _is_probe(container: Json) -> bool:
+    return bool(container.get("name") == _CONTAINER_NAME)
+
+
+def _is_rewritten(pod: Json) -> bool:
+    """Whether the webhook has given the probe's container a slot."""
+    return any(request.has_slot(container) for container in request.containers(pod) if _is_probe(container.spec))
 
 
 def _report_admission(pod: Json) -> Iterator[Finding]:
-    if names.SHARE in _probe_limits(pod):
+    if _is_rewritten(pod):
         yield Finding("webhook", Severity.OK, "the webhook rewrote the probe pod")
         return
     yield Finding(
@@ -178,7 +189,7 @@ def _await_placement(
     client: KubeClient, probe: Json, clock: Clock, configuration_remedy: str, renewal_remedy: str
 ) -> Iterator[Finding]:
     namespace, name = probe["metadata"]["namespace"], probe["metadata"]["name"]
-    deadline = clock.now() + _TIMEOUT_SECONDS
+    deadline, is_gated = clock.now() + _TIMEOUT_SECONDS, False
     while clock.now() < deadline:
         try:
             pod = client.get(paths.pods(namespace, name))
@@ -189,11 +200,15 @@ def _await_placement(
         if node := pod["spec"].get("nodeName"):
             yield _report_binding(pod, node, configuration_remedy)
             return
-        if message := workloads.scheduler_message(pod):
+        is_gated = bool(pod["spec"].get("schedulingGates"))
+        if (message := workloads.scheduler_message(pod)) and not is_gated:
             yield _explain_scheduler_message(message, pod, _list_nodes(client), renewal_remedy)
             return
         clock.sleep(_POLL_SECONDS)
-    yield _explain_timeout(probe, _count_pods_ahead(client, probe))
+    if is_gated:
+        yield _explain_closed_gate(client, probe)
+    else:
+        yield _explain_timeout(probe, _count_pods_ahead(client, probe))
 
 
 def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
@@ -215,6 +230,19 @@ def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
     except errors.KubeError:
         return None
     return len(pending_pods)
+
+
+def _explain_closed_gate(client: KubeClient, probe: Json) -> Finding:
+    """Return the finding if the extender has not opened the probe's gate in time (scheduler.mode=claims)."""
+    text = f"the extender has not allocated a claim for the probe pod for {_TIMEOUT_SECONDS:.0f} s"
+    nodes = _list_nodes(client)
+    if nodes is not None and not any(_has_resource(node, names.GPU_MEM) for node in nodes):
+        remedy = "fix the findings about GPUs and the device plugin, then run `cardwise doctor` again"
+        return Finding("scheduler", Severity.NOTE, f"{text}: no node offers {names.GPU_MEM}", remedy)
+    namespace = probe["metadata"]["namespace"]
+    log = command("kubectl logs -n {namespace} -l {leader:text}", namespace=namespace, leader=f"{names.LEADER}=true")
+    remedy = f"on a full cluster it waits for 1 MiB; if GPUs are free, see the extender's log: {log}"
+    return Finding("scheduler", Severity.WARNING, text, remedy)
 
 
 def _explain_timeout(probe: Json, pods_ahead: int | None) -> Finding:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from cardwise.cli.cluster import schedulers
-from cardwise.cli.doctor import finding, repairs
+from cardwise.cli.doctor import claims, finding, repairs
 from cardwise.cli.doctor.facts import PENDING_SELECTOR, PROBE_POD_PREFIX, Facts, is_recent, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
@@ -54,6 +54,8 @@ def check_unconfigured_control_planes(facts: Facts) -> Iterator[Finding]:
     """
     static_pods = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     annotations_by_node = {pod["spec"]["nodeName"]: annotations_of(pod) for pod in static_pods}
+    if claims.uses_claims(facts):
+        return
     configured_nodes = [
         node for node in sorted(annotations_by_node) if names.FORMER_CONFIG in annotations_by_node[node]
     ]
@@ -93,12 +95,18 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
             "GPU, and "
             f"then deleted (Events of {wording.enumerate_first(writers, _MAX_LISTED)})"
         )
-        level = Severity.WARNING if _calls_no_extender(facts) else Severity.NOTE
+        may_lack_extender = _calls_no_extender(facts) and not claims.uses_claims(facts)
+        level = Severity.WARNING if may_lack_extender else Severity.NOTE
         yield Finding("scheduler", level, text, _suggest_stop(facts, len(pods)))
 
 
 def _suggest_stop(facts: Facts, pod_count: int) -> str:
     pods, were = ("the pod", "was") if pod_count == 1 else ("the pods", "were")
+    if claims.uses_claims(facts):
+        return (
+            f"{pods} named a node (spec.nodeName), {were} bound by hand, or {were} created before "
+            "scheduler.mode=claims: remove these fields"
+        )
     if _calls_no_extender(facts):
         return (
             f"unless {pods} {were} bound by hand, kube-scheduler does not call the extender; "

@@ -19,7 +19,7 @@ from cardwise.core.placement import fitting
 from cardwise.core.placement.totals import EntryView
 from cardwise.core.preemption import explanation
 from cardwise.core.values import wording
-from cardwise.core.values.decoded import Json
+from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
 from cardwise.core.values.timestamps import parse_timestamp
@@ -221,6 +221,28 @@ def explain_installation(pod: Json, context: PodContext) -> list[str]:
     return lines
 
 
+def explain_claim(pod: Json) -> list[str]:
+    """Explain how far the allocation of a pending pod's ResourceClaim is; empty if it has none."""
+    spec = pod.get("spec") or {}
+    gates = [gate.get("name") for gate in spec.get("schedulingGates") or ()]
+    if names.ALLOCATION_GATE in gates:
+        describe = command(
+            "kubectl describe pod -n {namespace} {name}",
+            namespace=pod["metadata"]["namespace"],
+            name=pod["metadata"]["name"],
+        )
+        return [
+            (
+                f"It waits behind the gate {names.ALLOCATION_GATE} until the extender has GPUs for it and allocates "
+                f"its ResourceClaim; its events say what the extender last found (`{describe}`)."
+            )
+        ]
+    node = (pod.get("status") or {}).get("nominatedNodeName")
+    if node and any(map(request.names_claim, request.containers(pod))):
+        return [f"Its GPUs are allocated on node {quote_unless_name(node)}; kube-scheduler must still place it there."]
+    return []
+
+
 def explain_scheduler(pod: Json, context: PodContext) -> list[str]:
     """Explain why no scheduler that calls Cardwise handles the pod; empty if such a scheduler handles it."""
     schedulers = context.schedulers
@@ -232,12 +254,14 @@ def explain_scheduler(pod: Json, context: PodContext) -> list[str]:
                 f"Kueue has not admitted it yet (scheduling gate {quote_unless_name(name)}): "
                 f"`{command('kubectl get workloads -n {namespace}', namespace=metadata['namespace'])}` shows why."
             )
-        elif name != names.GANG:
+        elif name not in (names.GANG, names.ALLOCATION_GATE):
             gate = quote_unless_name(name)
             lines.append(
                 f"It is not scheduled until its scheduling gate {gate} is removed by the controller or "
                 "person that set it."
             )
+    if any(map(request.names_claim, request.containers(pod))):
+        return lines  # every scheduler obeys claims
     scheduler = spec.get("schedulerName") or _DEFAULT_SCHEDULER
     if scheduler in context.stopped_schedulers:
         lines.append(
@@ -424,10 +448,13 @@ def explain_other_reasons(pod: Json, message: str | None, foreign_lines: Sequenc
     message: kube-scheduler's reason, or None. A reason about cards may be outdated, since cards are free now.
     """
     gates = [gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
-    if names.GANG in gates:
+    is_in_gang = names.GANG in labels_of(pod)
+    if names.GANG in gates or (names.ALLOCATION_GATE in gates and is_in_gang):
         return "it waits for its gang"
     if foreign_lines:
         return "the lines above say what it waits for"
+    if names.ALLOCATION_GATE in gates:
+        return "the extender allocates them next; if it still waits, its events say why"
     if message is None:
         return None
     if f"Insufficient {names.SHARE}" in message:

@@ -455,7 +455,12 @@ def _explain_waiting(
     context: PodContext,
 ) -> str:
     message = workloads.scheduler_message(pod)
-    lines = [f"kube-scheduler says: {wording.sanitize_message(message)}"] if message else []
+    claim_lines = blockers.explain_claim(pod)
+    is_gated = bool((pod.get("spec") or {}).get("schedulingGates"))
+    # Of a pod behind its own gate kube-scheduler says only that there is one.
+    says_more = message is not None and not (claim_lines and is_gated)
+    lines = [f"kube-scheduler says: {wording.sanitize_message(message)}"] if message and says_more else []
+    lines += claim_lines
     lines += blockers.explain_installation(pod, context)
     scheduler_lines = blockers.explain_scheduler(pod, context)
     lines += scheduler_lines

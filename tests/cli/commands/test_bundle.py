@@ -194,7 +194,7 @@ def test_what_doctor_could_not_look_at_is_said(monkeypatch, tmp_path):
     completed = run(monkeypatch, api, "bundle", str(tmp_path / "b.tar.gz"))
     doctor, files = completed.stderr.splitlines()
     assert doctor.startswith(
-        f"note: doctor could not read 6 of {KIND_COUNT} kinds of objects, because you lack the rights: nodes, node lea"
+        f"note: doctor could not read 7 of {KIND_COUNT} kinds of objects, because you lack the rights: nodes, node lea"
     )
     of_14 = "nodes.json, pods.json, leases.json, parts/pods.json"
     assert files == f"note: could not read 4 of 14 files (missing.json says why): {of_14}"

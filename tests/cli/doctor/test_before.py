@@ -279,7 +279,7 @@ def plant_installed(preview: PreinstallFacts) -> None:
     preview.mutating_webhooks = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}}]
 
 
-@FAULTS.says("rights", Severity.NOTE, "could not read 2 of 28 kinds of objects", "administrator")
+@FAULTS.says("rights", Severity.NOTE, "could not read 2 of 30 kinds of objects", "administrator")
 def plant_no_rights(preview: PreinstallFacts) -> None:
     preview.unread_kinds = {"pods": "", "namespace": ""}
     preview.namespace = None

@@ -85,10 +85,10 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
 def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
     plant_no_rights(sound)
     shown = table(list(checks.check_facts(sound))).splitlines()
-    assert shown[-1].startswith("could not read 2 of 23 kinds of objects; the others: 0 problems, 0 warnings, 1 note")
+    assert shown[-1].startswith("could not read 2 of 25 kinds of objects; the others: 0 problems, 0 warnings, 1 note")
     sound.unread_kinds = {"leases": "the server is currently unable to handle the request"}
     shown = table(list(checks.check_facts(sound))).splitlines()
-    assert shown[-1].startswith("could not read 1 of 23 kinds of objects; the others: 0 problems")
+    assert shown[-1].startswith("could not read 1 of 25 kinds of objects; the others: 0 problems")
     sound.unread_kinds = {}
     assert table(list(checks.check_facts(sound))).splitlines()[-1].startswith("0 problems")
 
@@ -630,7 +630,7 @@ def plant_same_uuid(seen: Facts, minutes: int = 1, server_minutes: int | None = 
 
 @FAULTS.says(
     Severity.NOTE,
-    "could not read 2 of 23 kinds of objects, because you lack the rights: node leases, schedulers",
+    "could not read 2 of 25 kinds of objects, because you lack the rights: node leases, schedulers",
     "administrator",
 )
 def plant_no_rights(seen: Facts) -> None:

@@ -395,3 +395,22 @@ def test_a_node_s_pressure_is_a_state_in_words():
     objects = objects_of(PodCell("Pending", "waiting", "Ready", "none", "up"))
     objects["nodes"][0] |= {"spec": {"taints": taint("disk-pressure", "NoSchedule")}}
     assert "Node n1 takes no new pods: it is under DiskPressure.\n" in explanation_of(json.dumps(objects))
+
+
+def claimed(**spec: Json) -> Json:
+    """The fields of a pod whose share is allocated by claim."""
+    entries = [{"name": "cardwise", "resourceClaimName": "cardwise-0123456789abcdef"}]
+    return {"resourceClaims": entries, **spec}
+
+
+def test_pod_behind_the_gate_of_its_claim() -> None:
+    """What the API server says of gates is not repeated as kube-scheduler's word."""
+    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
+    spec = claimed(schedulingGates=[{"name": "cardwise.dev/allocation"}])
+    text = said_of_changed(
+        PodCell("Pending", "waiting", "Ready", "none", "up"), spec=spec, status={"conditions": [gated]}
+    )
+    assert "It waits behind the gate cardwise.dev/allocation until the extender has GPUs for it" in text
+    assert "`kubectl describe pod -n " in text
+    assert "kube-scheduler says" not in text
+    assert "by the controller or person that set it" not in text
