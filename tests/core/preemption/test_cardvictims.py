@@ -185,6 +185,6 @@ def test_the_example_of_the_docstring(monkeypatch):
     assert evaluated == [{1, 2}], "the other choices are skipped"
     assert f"Any choice with card 0 costs {of_card_0 + min(of_card_1, of_card_2)} or more and is skipped." in theory
     cost, pods = cheapest(2, all_candidates, protected=candidates[1][0].name)
-    assert f"If the budget of the {c} GiB pod allows no eviction, card 1 comes last" in theory
-    assert f"and the result is {{{pods}}} at a cost of {cost}." in theory
+    assert f"If the budget of the {c} GiB pod forbids its eviction, card 1 comes last" in theory
+    assert f"Then the result is {{{pods}}} at a cost of {cost}." in theory
     assert evaluated == [{2, 0}]

@@ -115,7 +115,7 @@ def test_the_example_of_the_docstring():
     assert f"that adds the missing {shortfall - sizes[0]} GiB: {{{chosen}}} at a cost of {cost}." in theory
     assert f"the 8 GiB pod allows no eviction, the result is {{{without_8}}} at the same cost" in theory
     assert cost_without_8 == cost
-    assert f"none of the 6 GiB pod either, no set stays within the budgets (5 + 3 are {5 + 3} GiB)" in theory
+    assert f"the 6 GiB pod, every set exceeds the budgets, because 5 + 3 are only {5 + 3} GiB" in theory
     assert (
         f"{{{beyond}}} exceeds them by one eviction, and costs `EXCESS_COST` + {cost_beyond - EXCESS_COST}." in theory
     )

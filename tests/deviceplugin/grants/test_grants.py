@@ -109,7 +109,7 @@ def test_the_example_of_the_docstring(tmp_path):
     store = GrantStore(tmp_path / "grants")
     start("a", 0, *of_a)
     assert f"the first container starts, A holds {store.granted_mib_by_uuid()['GPU-0']} MiB of the card" in theory
-    assert f"so pod B with {of_b} MiB is refused even before A's second container starts" in theory
+    assert f"So pod B with {of_b} MiB is refused even before A's second container starts" in theory
     assert isinstance(start("b", 0, of_b), CardFull)
     assert isinstance(start("b", 0, total - sum(of_a)), AddedGrant)
     assert isinstance(start("a", 1, *of_a), AddedGrant)

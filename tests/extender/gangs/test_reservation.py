@@ -490,7 +490,7 @@ def test_the_example_of_the_docstring():
         assert world.schedule(name) == ""
     world.settle()
     assert f"two members of {member_size} GiB each wait for two cards of {card} GiB" in theory
-    assert f"of which {ends + stays} and {other} GiB are in use" in theory
+    assert f"{ends + stays} GiB of the first card are in use, and {other} GiB of the second" in theory
     waiting_long(world, *(member(f"g{i}", "g", 2, created=1, gpu_mem=member_size * gib) for i in range(2)))
     assert f"On each card {member_size} GiB are reserved, so no later pod gets memory there" in theory
     world.create(single("least", created=90, gpu_mem=1))
@@ -549,10 +549,10 @@ def test_the_example_of_the_docstring_of_the_search(monkeypatch):
     assert f"With card 0, the copy has capacity for {capacity} member." in theory
     assert (cards_then, enough) == ([0, 2], len(members))
     assert "With card 2, the next in order, the copy has capacity for both" in theory
-    assert f"on cards {first} and {second}: {missing} GiB must be freed on card {second}" in theory
+    assert f"on cards {first} and {second}, and {missing} GiB must be freed on card {second}" in theory
     (first, second), missing = search(2)
-    assert "If card 2 was given up, card 1 comes before it" in theory
-    assert f"on cards {first} and {second}: {missing} GiB must be freed." in theory
+    assert "If card 2 was given up, card 1 comes first" in theory
+    assert f"on cards {first} and {second}, and {missing} GiB must be freed." in theory
     assert [on_copy for on_copy, _ in copied] == [[0], [0, 1]]
 
 

@@ -457,7 +457,7 @@ def test_the_example_of_the_docstring(monkeypatch):
         f"a gang has {size} members that request a GPU each. {free} GPU is free on {gang_victims.places[0].node}"
         in theory
     )
-    assert "pods of lower priority have 2 GPUs on n1 and 2 on n2" in theory
+    assert "Pods of lower priority have 2 GPUs on n1 and 2 on n2" in theory
     small, medium, large = map(len, nodes_by_step)
     assert (
         f"With {small} member on {nodes_by_step[0][0]} in place of a victim, only {small + free} members fit" in theory

@@ -18,7 +18,7 @@ def test_the_example_of_the_docstring():
         return [(violation.reason, violation.used) for violation in find_violations(uses, pods, MiB(tolerance))]
 
     assert f"a container with a share of {share} MiB has two processes of {used[0]} and {used[1]} MiB" in theory
-    assert f"the tolerance is {tolerance} MiB for each process" in theory
+    assert f"The tolerance is {tolerance} MiB for each process" in theory
     ((reason, total),) = violations_of(*used)
     allowed = share + 2 * tolerance
     sums = f"It uses {total} MiB, and {share} + 2 * {tolerance} = {allowed} MiB are allowed: a {reason.value}."

@@ -42,7 +42,7 @@ def test_the_example_of_the_docstring():
     assert not foreign.processes
     clock.advance(last_look - next_start)
     assert foreign.start_block_result() is not None
-    assert f"At {last_look} s it is still there, and no server got the card: it is reported as foreign" in theory
+    assert f"At {last_look} s the process is still there, and no server got the card" in theory
     assert foreign.processes == {(card.uuid, on_card[0])}
     assert last_look - died >= FORMER_CLIENT_SECONDS
 

@@ -37,7 +37,7 @@ class Busy:
         for cards, often in ((1, 40), (4, 2)):
             for _ in range(often):
                 self.engine.count_arrival(whole(cards), LOAD)
-        self.engine.adopt(learn_workload(self.engine.learning_input()))
+        self.engine.use_workload(learn_workload(self.engine.learning_input()))
 
     def free_load(self, node):
         return Load(1000, 1000, 100) if self.ledger.node(node) else None
@@ -106,7 +106,7 @@ def test_the_example_of_the_docstring():
     assert f", and {three:g} on a node with three" in theory
     assert f"the value of an empty node times {one_share / empty:g} for each blocking share" in theory
     first, second = one_share - two, three - four
-    assert f"costs {one_share:g} - {two:g} = {first:g}, one on the second {three:g} - {four:g} = {second:g}" in theory
+    assert f"costs {one_share:g} - {two:g} = {first:g}, and on the second {three:g} - {four:g} = {second:g}" in theory
     assert first > second, "so the pod goes to the second node"
 
 
