@@ -1,7 +1,7 @@
 """The device plugin: publishes a node's cards and devices to the cluster, and gives each container its share.
 
 Input: calls of the kubelet, the node's cards and devices, its pods. Output: CDI specs for containers, grants on
-the node's disk, and the node's capacities and ExtendedResources in the API server. Read first: `grants.prestart`.
+the node's disk, and the node's capacities and ExtendedResources in the API server. Read first: `grants.granting`.
 
 The packages and modules; each imports only from those below it:
 

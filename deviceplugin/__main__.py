@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import structlog
 
-from cardwise.core.api import mps
+from cardwise.core.api import mps, names
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.devices.offered import OfferedDevices
 from cardwise.devices.protocol import Devices, NoDevices
@@ -43,6 +43,7 @@ _log = structlog.get_logger(__name__)
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _KUBELET_FOLDERS = ("device-plugins", "pod-resources")
+_CLAIM_FOLDERS = (f"plugins/{names.DRIVER}", "plugins_registry")  # mounted with --claims
 # The kernel's paths, and CDI's folder for specs that do not change. The container runtime finds device nodes under the
 # same path.
 SYSFS, DEV, _STATIC_CDI_DIR = Path("/sys"), Path("/dev"), Path("/etc/cdi")
@@ -157,6 +158,12 @@ def _count_failure(thread: str) -> None:
     envvar="CARDWISE_MPS_ROOT_DIR",
     help="The MPS manager's --mps-root.",
 )
+@option(
+    "--claims",
+    is_flag=True,
+    help="Also serve pods whose shares are allocated by ResourceClaim (scheduler.mode=claims). Needs Kubernetes 1.34 "
+    "and a container runtime with CDI.",
+)
 def main(
     *,
     common: CommonSettings,
@@ -172,6 +179,7 @@ def main(
     mps_setting: str,
     mps_root: Path,
     core_overcommit: int,
+    claims: bool,
 ) -> None:
     """Cardwise's device plugin, one on each node with GPUs or other offered devices.
 
@@ -193,6 +201,7 @@ def main(
         mps=HasManager(mps_setting),
         mps_root=mps_root,
         core_overcommit=core_overcommit,
+        claims=claims,
     )
     stop_event = threading.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -226,7 +235,7 @@ def main(
         mps_root,
         *nvidia_specs,
         cri_socket.parent,
-        *map(kubelet_dir.joinpath, _KUBELET_FOLDERS),
+        *map(kubelet_dir.joinpath, _KUBELET_FOLDERS + (_CLAIM_FOLDERS if claims else ())),
     ]
     mounted_folders = [
         folder for folder in mounted_folders if not _is_removed(folder)

@@ -1,10 +1,12 @@
 """Creates and connects the components of the device plugin, and starts and stops them in order."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
+from prometheus_client import Histogram
 
 from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api.cards import FULL_CORE
@@ -12,18 +14,23 @@ from cardwise.core.api.mps import DEFAULT_ROOT
 from cardwise.devices.protocol import Devices, OtherDevice
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Gpus, Health
 from cardwise.gpus.selection import CardSelection, SelectedGpus
+from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.runtime.loops import Loop
 from deviceplugin.grants import access as card_access
 from deviceplugin.grants import adoption, cdi
-from deviceplugin.grants.access import Access, Delivery
+from deviceplugin.grants.access import NO_CDI_FOR_CLAIMS_TEXT, Access, Delivery
+from deviceplugin.grants.claims import ClaimName, ClaimPreparation, ContainerDevices
+from deviceplugin.grants.gates import Gates
+from deviceplugin.grants.granting import Granting, IsActive, StartRefused
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import HasManager, MpsWait
-from deviceplugin.grants.prestart import IsActive, PreStart, StartRefused
+from deviceplugin.grants.prestart import PreStart
 from deviceplugin.grants.release import Releaser
 from deviceplugin.plugin import slots
+from deviceplugin.plugin.claimserver import ClaimRegistration
 from deviceplugin.plugin.registration import Registration
 from deviceplugin.plugin.server import PluginServer
 from deviceplugin.publish import cardloads, metrics, shutdown
@@ -41,6 +48,9 @@ _log = structlog.get_logger("deviceplugin.agent")  # the documents name this log
 
 COMPONENT = "cardwise-deviceplugin"
 _RELEASE_SECONDS = 1.0
+_GATES_SECONDS = 0.5  # how long a container may start on a card at most after its health or MPS has changed
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,7 @@ class NodeAgentSettings:
     mps: whether the node has an MPS manager.
     mps_root: the --mps-root of the MPS manager.
     core_overcommit: percent of each card's SMs that may be allocated.
+    claims: whether pods may have their shares by ResourceClaim.
     """
 
     node: str
@@ -66,6 +77,7 @@ class NodeAgentSettings:
     mps: HasManager = HasManager.SEEN
     mps_root: Path = Path(DEFAULT_ROOT)
     core_overcommit: int = FULL_CORE
+    claims: bool = False
 
 
 class NodeAgent:
@@ -129,8 +141,7 @@ class NodeAgent:
             core_percent=settings.core_overcommit,
             clock=clock,
         )
-        self._prestart = PreStart(
-            kubelet=kubelet,
+        granting = Granting(
             pods=self.pods,
             hardware=self._read_hardware,
             grants=self.grants,
@@ -140,14 +151,41 @@ class NodeAgent:
             mps_wait=mps_wait,
             release=self._releaser.release_ended,
             release_former=self._releaser.release_former_binding,
-            sandboxes=containers.sandboxes,
             has_adopted=lambda: self._adopted,
             adopt=self._adopt_running_containers,
             on_granted=self._marker.queue_mark,
             clock=clock,
         )
+        self._prestart = PreStart(
+            granting=granting,
+            kubelet=kubelet,
+            pods=self.pods,
+            access=lambda: self._access,
+            sandboxes=containers.sandboxes,
+            clock=clock,
+        )
         self._registration = Registration(
             settings.kubelet_dir / "device-plugins", self._create_server, self._inventory.node.share_allocatable, clock
+        )
+        self._prepare = ClaimPreparation(client, settings.node, granting.read_pod, granting, clock)
+        self._claims = ClaimRegistration(
+            settings.kubelet_dir, self._run_timed_prepare, self._on_claim_released, self._find_claim_obstacle, clock
+        )
+        self._gates = Gates(
+            grants=self.grants,
+            delivery=self._delivery,
+            hardware=self._read_hardware,
+            health=self._health_by_uuid,
+            access=lambda: self._access,
+            mps_wait=mps_wait,
+        )
+        self._gate_loop = Loop(
+            "gates",
+            self._gates.update,
+            failed="failed to update the gates of containers with a claim",
+            failures=metrics.THREAD_FAILURES,
+            every=_GATES_SECONDS,
+            clock=clock,
         )
         self._release = Loop(
             "release",
@@ -164,7 +202,10 @@ class NodeAgent:
         self._marker.start()
         self._release.start()
         self._inventory.start()
+        self._gate_loop.start()
         self._registration.start()
+        if self._settings.claims:
+            self._claims.start()
 
     def _report_start_problems(self) -> None:
         """Connect the metrics, and report problems of the state on disk and of --gpus."""
@@ -175,6 +216,7 @@ class NodeAgent:
             self.card_loads,
             self._inventory.isolation_by_uuid,
         )
+        metrics.CLOSED_GATES.set_function(lambda: self._gates.closed)
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")
         for problem in self._selected_gpus.problems() if self._selected_gpus else ():
@@ -195,11 +237,14 @@ class NodeAgent:
 
     def stop(self) -> None:
         """Stop callers before the components that they call. Grants and CDI specs stay: the containers keep running."""
+        if self._settings.claims:
+            self._claims.stop()
         self._registration.stop()
         self._inventory.node.withdraw_slots()
         self._gpus.close()  # wakes the publisher, which waits for a change of the cards
         self._devices.close()
         self._inventory.stop()
+        self._gate_loop.stop()
         self._release.stop()
         self._marker.stop()
         self.pods.stop()
@@ -212,6 +257,8 @@ class NodeAgent:
         problems = [self._registration.problem, self._releaser.problem, self._write_problem]
         if self._access is None:
             problems.append(f"the container runtime at {self._settings.cri_socket} does not answer; see --cri-socket")
+        if self._settings.claims:
+            problems.append(self._claims.problem)
         if not self._inventory.is_published:
             problems.append("the GPUs of this node are not published yet")
         cards = self._gpus.cards()
@@ -293,17 +340,34 @@ class NodeAgent:
         return self._access
 
     def _run_timed_prestart(self, slots: Sequence[str], is_active: IsActive) -> Grant:
+        return self._run_timed(metrics.PRE_START, lambda: self._prestart(slots, is_active))
+
+    def _run_timed_prepare(self, claim: ClaimName, is_active: IsActive) -> Sequence[ContainerDevices]:
+        return self._run_timed(metrics.PREPARE, lambda: self._prepare(claim, is_active))
+
+    def _run_timed(self, histogram: Histogram, grant: Callable[[], _T]) -> _T:
         started = self._clock.now()
         outcome = "failed"
         try:
-            grant = self._prestart(slots, is_active)
+            granted = grant()
             outcome = "granted"
         except StartRefused:
             outcome = "refused"
             raise
         finally:
-            metrics.PRE_START.labels(outcome).observe(self._clock.now() - started)
-        return grant
+            histogram.labels(outcome).observe(self._clock.now() - started)
+        return granted
+
+    def _on_claim_released(self, claim: ClaimName) -> None:
+        """Look whether the claim's pod has ended: only API server and runtime together show that its share is free."""
+        _log.info("the kubelet released a claim", claim=str(claim), claim_uid=claim.uid)
+        self._release.wake()
+
+    def _find_claim_obstacle(self) -> str | None:
+        """Why no claim can be prepared at present, None if claims can be prepared."""
+        if self._access is Access.ENV:
+            return NO_CDI_FOR_CLAIMS_TEXT
+        return None if self._restored else "the container runtime has not answered yet whether it serves CDI"
 
     def _maintain_grants(self) -> None:
         self.grants.restore_files()
@@ -352,7 +416,7 @@ class NodeAgent:
             return "the API server has not listed the pods of this node yet"
         try:
             self._adopt_missing_grants()
-        except (KubeletUnavailable, RuntimeUnavailable, OSError) as error:
+        except (KubeletUnavailable, RuntimeUnavailable, OSError, errors.KubeError) as error:
             _log.warning("cannot compare running containers with the grants yet; trying again", error=str(error))
             return str(error)
         granted = {grant.pod_uid for grant in self.grants.list_grants()}
@@ -366,10 +430,12 @@ class NodeAgent:
         containers_by_slot, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()
         uids = {holder.pod_uid for holders in containers_by_slot.values() for holder in holders}
         live_containers = self._containers.live_containers(uids.union(sandbox.pod_uid for sandbox in sandboxes))
+        ungranted = live_containers.keys() - {grant.pod_uid for grant in self.grants.list_grants()}
+        containers_by_slot |= self._prepare.list_slots(self.pods.list_pods(), ungranted)
         adoption_result = adoption.adopt_grants(containers_by_slot, self.pods, self.grants, sandboxes, live_containers)
         metrics.UNKNOWN_HOLDERS.set(len(adoption_result.unknown_holders))
         if adoption_result.grants and self._access is Access.CDI:
-            slots = [slot for grant in adoption_result.grants for slot in grant.slots]
+            slots = [slot for grant in adoption_result.grants for slot in grant.slots if not grant.claim]
             self._delivery.rewrite_specs(slots, self.grants, self._read_hardware())
         if adoption_result.error is not None:
             raise adoption_result.error

@@ -31,6 +31,11 @@ NO_CDI_FOR_MPS_TEXT = (
     f"annotate the pod {names.ISOLATION}: none, or run no MPS manager on such nodes"
 )
 
+NO_CDI_FOR_CLAIMS_TEXT = (
+    "shares by ResourceClaim need CDI, and on this node the container runtime does not support CDI, or "
+    f"--gpu-access=env disables it; {CDI_SINCE}, or use another scheduler.mode"
+)
+
 
 class Access(StrEnum):
     """How containers get their cards; the values of ExtendedResource.status.gpuAccess."""
@@ -82,6 +87,7 @@ class Delivery:
         self._folder = folder
         self._nvidia = nvidia
         self._lock = threading.Lock()
+        self._written: dict[str, cdi.Spec] = {}  # slot -> the spec that was written last
         self._remove_problem: str | None = None
 
     def merged_edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
@@ -113,6 +119,23 @@ class Delivery:
             for slot in grant.slots:
                 self._write_spec(slot, grant, hardware)
 
+    def open_gate(self, slot: str, grant: Grant, hardware: Hardware) -> None:
+        """Write the spec of the slot of the grant, unless it is there. Raises NoDevice or OSError."""
+        with self._lock:
+            self._write_if_changed(slot, self._build_spec(slot, grant, hardware))
+
+    def close_gate(self, slot: str, reason: str) -> None:
+        """Write a spec of the slot with which no container starts, unless it is there. Raises OSError.
+
+        If the spec cannot be written, removes the present one: without a spec, no container starts either.
+        """
+        with self._lock:
+            try:
+                self._write_if_changed(slot, cdi.build_closed_spec(slot, reason))
+            except OSError:
+                self._written.pop(slot, None)
+                cdi.spec_path(self._folder, slot).unlink(missing_ok=True)
+
     def remove_unused_specs(self, grants: GrantStore) -> None:
         """Remove the specs of slots that no grant has.
 
@@ -123,11 +146,15 @@ class Delivery:
             self._remove_unused_specs(grants)
 
     def restore_specs(self, grants: GrantStore, hardware: Hardware) -> None:
-        """Recreate the specs from the grants: after a reboot the folder is empty, after a crash it may be outdated."""
+        """Recreate the specs from the grants: after a reboot the folder is empty, after a crash it may be outdated.
+
+        Leaves out the specs of containers with a claim, which may start only if `gates` finds no problem.
+        """
         # Grants that are added meanwhile are delivered after the lock is released, and overwrite these specs.
         with self._lock:
             self._remove_unused_specs(grants)
-            self._rewrite_specs({slot for grant in grants.list_grants() for slot in grant.slots}, grants, hardware)
+            slots = {slot for grant in grants.list_grants() for slot in grant.slots if not grant.claim}
+            self._rewrite_specs(slots, grants, hardware)
 
     def rewrite_specs(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
         """Write the specs of these slots again."""
@@ -138,6 +165,7 @@ class Delivery:
         # A grant is added to the store before its spec is written, so under the lock each spec that is in use has a
         # grant.
         slots = {slot for grant in grants.list_grants() for slot in grant.slots}
+        self._written = {slot: spec for slot, spec in self._written.items() if slot in slots}
         failures: list[OSError] = []
         try:
             for path in cdi.find_stale_specs(self._folder, slots):
@@ -163,12 +191,22 @@ class Delivery:
                 _log.error("failed to write the CDI spec of a granted slot", **fields)
 
     def _write_spec(self, slot: str, grant: Grant, hardware: Hardware) -> None:
+        self._written[slot] = spec = self._build_spec(slot, grant, hardware)
+        cdi.write_spec(self._folder, slot, spec)
+
+    def _write_if_changed(self, slot: str, spec: cdi.Spec) -> None:
+        if self._written.get(slot) == spec and cdi.spec_path(self._folder, slot).exists():
+            return
+        cdi.write_spec(self._folder, slot, spec)
+        self._written[slot] = spec
+
+    def _build_spec(self, slot: str, grant: Grant, hardware: Hardware) -> cdi.Spec:
         cards = [hardware.cards[share.uuid] for share in grant.shares]
         edits, version = self.merged_edits(cards)
         devices = [hardware.devices[device.uuid] for device in grant.devices]
         device_edits = map(cdi.device_edits, devices)
         edits = cdi.merge_edits([edits, *device_edits, cdi.mps_edits(grant), cdi.kernel_limit_edits(grant, cards)])
-        cdi.write_spec(self._folder, slot, cdi.build_spec(slot, grant, edits, version, devices))
+        return cdi.build_spec(slot, grant, edits, version, devices)
 
 
 def device_problem(device: OtherDevice, access: Access | None) -> str | None:

@@ -18,8 +18,8 @@ import structlog
 
 from cardwise.core.api import assignment as codec
 from cardwise.core.api.assignment import Assignment
+from deviceplugin.grants.granting import StartRefused, build_grant
 from deviceplugin.grants.grants import Grant, GrantStore, UnsafeName
-from deviceplugin.grants.prestart import StartRefused, build_grant
 from deviceplugin.sources.containers import Sandbox
 from deviceplugin.sources.kubelet import CheckpointContainer
 from deviceplugin.sources.pods import NodePod, Pods

@@ -30,6 +30,7 @@ from deviceplugin.grants.grants import Grant
 _log = structlog.get_logger(__name__)
 
 Edits = dict[str, Any]
+Spec = dict[str, Any]
 
 CDI_VERSION = "0.6.0"
 _NVIDIA_KIND = "nvidia.com/gpu"
@@ -278,7 +279,7 @@ def merge_edits(all_edits: Iterable[Edits]) -> Edits:
 
 def build_spec(
     slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION, devices: Sequence[OtherDevice] = ()
-) -> dict[str, Any]:
+) -> Spec:
     """The CDI spec of one slot. Variables that Cardwise owns replace variables of the same name in `edits`.
 
     version: the CDI version that the edits need.
@@ -294,7 +295,21 @@ def build_spec(
     }
 
 
-def write_spec(folder: Path, slot: str, content: dict[str, Any]) -> None:
+def build_closed_spec(slot: str, reason: str) -> Spec:
+    """The CDI spec of a slot whose container must not start: the runtime finds no device node at the given path, and
+    shows the path, which is the reason.
+    """
+    path = f"/dev/cardwise: {reason}".replace("..", "…")  # a path that does not exist, whatever the reason contains
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": names.CDI_KIND,
+        "devices": [
+            {"name": slot, "containerEdits": {"deviceNodes": [{"path": "/dev/cardwise", "hostPath": path}]}},
+        ],
+    }
+
+
+def write_spec(folder: Path, slot: str, content: Spec) -> None:
     """Write the spec atomically: the runtime never reads an incomplete spec. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     replacing.replace_file(spec_path(folder, slot), msgspec.json.encode(content))

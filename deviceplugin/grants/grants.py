@@ -81,6 +81,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     pod_device_keys: the container key of each of the `pod_devices`.
     isolation, sm_percent: the texts of these annotations of the pod.
     mps: the folders of the MPS daemons that the container gets; empty without MPS.
+    claim: the name of the pod's ResourceClaim; "" if the kubelet's slots name the container.
 
     The grant alone suffices to restart the container and to write its CDI spec again.
     """
@@ -100,6 +101,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     isolation: str = ""
     sm_percent: str = ""
     mps: tuple[str, ...] = ()
+    claim: str = ""
     granted_ns: int = 0
 
     @classmethod

@@ -117,9 +117,16 @@ class MpsWait:
 
     def confirm_ready(self, grant: Grant, kernel_obstacles: Mapping[str, str | None]) -> None:
         """Check again that MPS is ready, right before the grant is delivered. Raises MpsNotReady."""
-        readiness = self._check_readiness(grant, self._find_need(grant, kernel_obstacles))
+        readiness = self.check_readiness(grant, kernel_obstacles)
         if readiness.problem or readiness.folders != grant.mps:
             raise MpsNotReady(readiness.problem or _DAEMON_CHANGED)
+
+    def check_readiness(self, grant: Grant, kernel_obstacles: Mapping[str, str | None]) -> Readiness:
+        """Whether the container may start with MPS at present, without waiting."""
+        try:
+            return self._check_readiness(grant, self._find_need(grant, kernel_obstacles))
+        except MpsNotReady as error:
+            return Readiness(str(error))
 
     def _wait_ready(
         self, grant: Grant, need: _Need | None, readiness: Readiness, may_wait: Callable[[], bool]

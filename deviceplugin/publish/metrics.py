@@ -19,6 +19,16 @@ PRE_START = Histogram(
     ["outcome"],
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
+PREPARE = Histogram(
+    "cardwise_prepare_claim_seconds",
+    "Time of NodePrepareResources for a claim, by outcome: granted, refused, failed. After a refusal the kubelet tries "
+    "again",
+    ["outcome"],
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
+)
+CLOSED_GATES = Gauge(
+    "cardwise_closed_gates", "Containers with a claim that cannot start at present, because of a GPU's health or MPS"
+)
 REGISTRATIONS = Counter("cardwise_registrations", "Registrations with the kubelet")
 THREAD_FAILURES = Counter(
     "cardwise_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]

@@ -28,12 +28,16 @@ _REPEAT_SECONDS = 1.0  # pause before the slots are withdrawn again if the node 
 
 
 def list_unadmitted_pods(pods: Iterable[NodePod], kubelet: Kubelet) -> list[str]:
-    """List the names of pods that are bound here and still lack slots; [] if the kubelet's checkpoint is unreadable."""
+    """List the names of pods that are bound here and still lack slots; [] if the kubelet's checkpoint is unreadable.
+
+    Leaves out pods with a ResourceClaim, which the kubelet admits without this plugin.
+    """
     try:
         slots_by_uid = Counter(holder.pod_uid for holders in kubelet.checkpoint().values() for holder in holders)
     except KubeletUnavailable:
         return []
-    return [pod.pod for pod in pods if pod.phase == "Pending" and slots_by_uid[pod.uid] < _count_requested_slots(pod)]
+    pending = (pod for pod in pods if pod.phase == "Pending" and not pod.claim)
+    return [pod.pod for pod in pending if slots_by_uid[pod.uid] < _count_requested_slots(pod)]
 
 
 def _count_requested_slots(pod: NodePod) -> int:

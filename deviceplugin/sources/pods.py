@@ -40,6 +40,7 @@ class NodePod:
     keys: container keys in the assignment, by container name.
     requests: requested amounts of Cardwise's resources and classes, by resource name.
     node: the node to which the pod is bound; "" while it is pending.
+    claim: the name of the ResourceClaim with the pod's shares; None if they are not allocated by claim.
     """
 
     uid: str
@@ -50,6 +51,7 @@ class NodePod:
     keys: Mapping[str, str]
     requests: Mapping[str, int]
     node: str = ""
+    claim: str | None = None
 
     @property
     def pod(self) -> str:
@@ -87,6 +89,7 @@ def project_pod(pod: Pod) -> NodePod:
         keys=keys,
         requests=requests,
         node=pod.spec.node_name,
+        claim=pod.spec.claim_name,
     )
 
 

@@ -67,6 +67,7 @@ class Rig:
         self.mps = HasManager.SEEN
         self.mps_root = folder / "mps"
         self.core_overcommit = 100
+        self.claims = False
         self.api = ApiServer(self.clock)
         self.api.write_object(
             NODES,
@@ -105,6 +106,7 @@ class Rig:
             mps=self.mps,
             mps_root=self.mps_root,
             core_overcommit=self.core_overcommit,
+            claims=self.claims,
         )
         self.client = self.api.client(clock=self.clock)
         self.gpus = SimulatedGpus(self.cards_file, clock=self.clock)
@@ -157,7 +159,8 @@ class Rig:
         """Each thread of the agent takes its turn."""
         self.see()
         # What is told comes first: it must be true before all else has been looked at.
-        for loop in (self.agent._inventory._loop, self.agent._release, self.agent._marker._loop):
+        agent = self.agent
+        for loop in (agent._inventory._loop, agent._release, agent._gate_loop, agent._marker._loop):
             loop.run_once()
         self.clock.advance(1.0)
 

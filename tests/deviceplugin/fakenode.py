@@ -7,7 +7,6 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,7 +17,7 @@ from cardwise.core.api import names
 from deviceplugin.api import cri_v1_pb2 as cri
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as plugin
 from deviceplugin.api import podresources_v1_pb2 as resources
-from deviceplugin.plugin.server import SERVICE, PluginServer
+from deviceplugin.plugin.server import PluginServer
 from deviceplugin.sources.containers import RuntimeContainers, RuntimeUnavailable
 from deviceplugin.sources.kubelet import Kubelet
 from tests.fakes import grpcs
@@ -49,8 +48,7 @@ class Plugin:
         self.call("PreStartContainer", request.SerializeToString())
 
     def call(self, verb: str, body: bytes) -> Any:
-        details = SimpleNamespace(method=f"/{SERVICE}/{verb}")
-        return self._server._handlers().service(details).unary_unary(body, self)
+        return self._server.handlers()[verb].unary_unary(body, self)
 
     def is_active(self) -> bool:
         return self.active

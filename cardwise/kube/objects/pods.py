@@ -46,6 +46,13 @@ class SchedulingGroup(Struct, rename="camel", frozen=True, gc=False, omit_defaul
     pod_group_name: str = ""
 
 
+class PodClaim(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
+    """A ResourceClaim that a pod uses: its name inside the pod, and the name of the object."""
+
+    name: str = ""
+    resource_claim_name: str = ""
+
+
 class PodSpec(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
     """The spec of a pod.
 
@@ -63,8 +70,15 @@ class PodSpec(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True)
     security_context: RunAs | None = None
     host_users: bool | None = None
     scheduling_group: SchedulingGroup | None = None
+    resource_claims: tuple[PodClaim, ...] | None = None
     active_deadline_seconds: int | None = None
     termination_grace_period_seconds: int | None = None
+
+    @property
+    def claim_name(self) -> str | None:
+        """The name of the ResourceClaim with the pod's shares; None if they are not allocated by claim."""
+        claims = (claim.resource_claim_name for claim in self.resource_claims or () if claim.name == names.POD_CLAIM)
+        return next(claims, None)
 
     def containers_by_key(self) -> Iterator[tuple[str, Container]]:
         """All containers, init containers first, with the keys of `core/api/request.py`."""

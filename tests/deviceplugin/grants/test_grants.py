@@ -7,8 +7,9 @@ from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
+from deviceplugin.grants.granting import StartRefused, build_grant, check_cards
 from deviceplugin.grants.grants import AddedGrant, CardFull, Grant, GrantStore
-from deviceplugin.grants.prestart import StartRefused, build_grant, check_cards, identify_container
+from deviceplugin.grants.prestart import identify_container
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 from tests import build
 from tests.deviceplugin.records import parse_pod, pod_view

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.grants.prestart import StartRefused, identify_container
+from deviceplugin.grants.granting import StartRefused
+from deviceplugin.grants.prestart import identify_container
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 
 SLOTS = ("s1", "s2", "s3")

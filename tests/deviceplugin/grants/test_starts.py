@@ -127,14 +127,14 @@ def test_who_is_deleted_while_room_is_made_is_not_given_it(rig, monkeypatch):
     first = rig.bind("first", [(0, P100)])
     rig.run(first)
     rig.end(first)
-    prestart = rig.agent._prestart
-    free = prestart._release
+    granting = rig.agent._prestart._granting
+    free = granting._release
 
     def slowly(uids):
         free(uids)
         rig.kubelet.plugin.active = False
 
-    monkeypatch.setattr(prestart, "_release", slowly)
+    monkeypatch.setattr(granting, "_release", slowly)
     assert "has abandoned" in refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
     assert rig.agent.grants.list_grants() == []
 
@@ -144,14 +144,14 @@ def test_who_is_deleted_before_the_card_is_delivered_gives_it_back(rig, monkeypa
     pod = rig.bind("a", [(0, 1000)], containers=("one", "two"))
     slot = rig.run(pod, "one") if again else None
     before = rig.agent.grants.list_grants()
-    wait = rig.agent._prestart._mps
+    wait = rig.agent._prestart._granting._mps
 
     def confirm(*_):
         assert rig.held_on_disk(0) == 2000
         rig.kubelet.plugin.active = False
 
     monkeypatch.setattr(wait, "confirm_ready", confirm)
-    delivery = rig.agent._prestart._delivery
+    delivery = rig.agent._prestart._granting._delivery
     monkeypatch.setattr(delivery, "deliver_grant", lambda *_: pytest.fail("nobody waits for it"))
     assert "has abandoned" in refusal(lambda: rig.run(pod, "one", slot=slot))[1]
     assert rig.agent.grants.list_grants() == before
@@ -163,15 +163,15 @@ def test_a_start_that_fails_after_its_grant_was_added_keeps_it_for_the_next_try(
     def fail(*_):
         raise error
 
-    pod, prestart = rig.bind("a", [(0, P100)]), rig.agent._prestart
+    pod, granting = rig.bind("a", [(0, P100)]), rig.agent._prestart._granting
     rig.see()
     slot = rig.kubelet.admit(pod, "main")
     rig.runtime.make_sandbox(pod)
     with monkeypatch.context() as patch:
         if isinstance(error, MpsNotReady):
-            patch.setattr(prestart._mps, "confirm_ready", fail)
+            patch.setattr(granting._mps, "confirm_ready", fail)
         else:
-            patch.setattr(prestart._delivery, "deliver_grant", fail)
+            patch.setattr(granting._delivery, "deliver_grant", fail)
         assert str(error) in refusal(lambda: rig.kubelet.pre_start(slot))[1]
     assert rig.held_on_disk(0) == P100
     assert "still held by default/a" in refusal(lambda: rig.run(rig.bind("b", [(0, 1)])))[1]
@@ -191,7 +191,7 @@ def test_a_card_that_others_hold_is_refused_by_name(rig):
 
 
 def test_the_example_of_the_docstring(rig):
-    theory, held, requested = theory_of("deviceplugin.grants.prestart"), (8138, 4096), 4096
+    theory, held, requested = theory_of("deviceplugin.grants.granting"), (8138, 4096), 4096
     assert f"a card of {P100} MiB has grants of {held[0]} and {held[1]} MiB" in theory
     pods = [rig.bind(name, [(0, size)]) for name, size in zip(("first", "second"), held, strict=True)]
     for pod in pods:

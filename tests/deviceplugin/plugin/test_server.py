@@ -7,7 +7,7 @@ import pytest
 
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants.access import Access
-from deviceplugin.grants.prestart import IsActive, StartRefused
+from deviceplugin.grants.granting import IsActive, StartRefused
 from deviceplugin.plugin import slots
 from deviceplugin.plugin.server import PluginServer
 from tests.deviceplugin.conftest import refusal

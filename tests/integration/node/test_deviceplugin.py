@@ -104,6 +104,8 @@ MOMENTS = {"allocated": False, "granted": True, "delivered": True}
 class Hand:
     """Makes pods and binds them to a card, as the webhook and the extender would."""
 
+    options: tuple[str, ...] = ()  # of the plugin, beside those that say where the node is
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.space = Space(cluster, "by-hand")
@@ -134,6 +136,7 @@ class Hand:
                     f"--state-dir={self.state}",
                     f"--cri-socket={node.cri_socket}",
                     "--metrics-bind=127.0.0.1:0",
+                    *self.options,
                 ],
                 environment,
             )

@@ -27,6 +27,7 @@ from cardwise.kube import errors, paths
 from tests.cluster import Cluster
 from tests.cluster import mps as manager
 from tests.cluster.images import BUSYBOX
+from tests.integration.node import claimed
 from tests.integration.sharing import Space
 
 pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node]
@@ -82,6 +83,7 @@ class World:
                 f"--cri-socket={self.node.cri_socket}",
                 f"--mps-root={self.root}",
                 "--metrics-bind=127.0.0.1:0",
+                "--claims",
             ]
         )
         self.wait(lambda: self.slots() == "512", "share slots in the node's status")
@@ -140,6 +142,7 @@ class World:
         agent: bool = False,
         restart: str = "Always",
         isolation: str = "",
+        by_claim: bool = False,
     ) -> str:
         """Creates and binds; returns the UID. `index` of its card, None: it has no share."""
         share = {"name": shareagent.VOLUME_NAME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
@@ -163,11 +166,16 @@ class World:
             "initContainers": [sidecar()] if agent else [],
             "containers": [main],
         }
+        if by_claim:
+            claimed.use_claim(spec)
         uid = self.space.create({"metadata": {"name": name}, "spec": spec})
         annotations = {names.ISOLATION: isolation} if isolation else {}
         if index is not None:
             card_share = CardShare(index, self.uuids[index], MiB(mib), Percent(25), MiB(P100))
-            annotations |= codec.encode(Assignment({"0": (card_share,)}), assume_time_ns=time.time_ns())
+            assignment = Assignment({"0": (card_share,)})
+            annotations |= codec.encode(assignment, assume_time_ns=time.time_ns())
+            if by_claim:
+                claimed.allocate(self.space, name, assignment, NODE)
         metadata = {"name": name, "uid": uid, "annotations": annotations}
         binding = {"metadata": metadata, "target": {"kind": "Node", "name": NODE}}
         self.cluster.api.create(paths.pods(self.space.name, name, "binding"), binding)
@@ -182,6 +190,12 @@ class World:
 
     def starts(self, uid: str) -> int:
         return self.output_of(uid).count("started")
+
+    def waiting(self, uid: str) -> str:
+        """Why containers of the pod wait, as its status says."""
+        (pod,) = (pod for pod in self.space.pods() if pod["metadata"]["uid"] == uid)
+        states = [status["state"] for status in pod["status"].get("containerStatuses", ())]
+        return " ".join(str((state.get("waiting") or {}).get("message", "")) for state in states)
 
     def exit(self, uid: str, code: int = 1) -> None:
         (self._volume(uid) / "code").write_text(str(code))
@@ -286,6 +300,23 @@ def test_a_container_goes_through_the_daemon_of_its_card_and_sees_no_other(world
         assert "it sees control" in output, "of the daemon's files only its socket"
         assert any("log" in line and "Read-only file system" in line for line in output), "root plants no link there"
         assert world.status(index).ceilings[world.uuids[index]] >= 8138, "raised before it started"
+
+
+def test_a_container_by_claim_starts_again_only_while_mps_is_ready(world):
+    """The kubelet calls nobody for its restart: the gate holds."""
+    uid = world.pod("a", 0, 8138, agent=True, isolation="mps", by_claim=True)
+    output = world.started(uid)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in output
+    assert f"socket {inode(world, 0)}" in output
+    world.break_down(0)
+    world.wait(lambda: claimed.closed_gates(world.node.cdi_dir), "the gate is closed")
+    world.exit(uid)
+    world.wait(lambda: "MPS on GPU" in world.waiting(uid), "it says why it waits")
+    other = world.pod("other", 1, 8138, isolation="mps", by_claim=True)
+    world.started(other)
+    assert world.starts(uid) == 1
+    world.heal(0)
+    assert f"socket {inode(world, 0)}" in world.started(uid, 2)[-20:]
 
 
 def test_who_uses_more_than_his_share_or_another_card_is_told_so_at_his_pod(world):
