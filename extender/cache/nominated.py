@@ -64,17 +64,28 @@ class NominatedPods:
     """The holdings of nominated pods, and the search for victims, in the cluster as it is or in a snapshot.
 
     policy: the placement policy of pods that name none.
+    pace: called before each step of a search for victims. If it raises, the search ends.
     """
 
-    def __init__(self, cluster: ClusterView, policy: str = policies.DEFAULT_POLICY) -> None:
+    def __init__(
+        self,
+        cluster: ClusterView,
+        policy: str = policies.DEFAULT_POLICY,
+        pace: Callable[[], object] = lambda: None,
+    ) -> None:
         self._cluster = cluster
         self._policy = policy
+        self._pace = pace
         self._nominations = cluster.nominations
         self._budgets = cluster.budgets
 
     def with_snapshot(self, snapshot: ClusterView) -> "NominatedPods":
         """A `NominatedPods` that reads the snapshot instead, for a planner without the lock."""
         return NominatedPods(snapshot, self._policy)
+
+    def with_pace(self, pace: Callable[[], object]) -> "NominatedPods":
+        """A `NominatedPods` whose searches for victims have this pace."""
+        return NominatedPods(self._cluster, self._policy, pace)
 
     def reserved_nodes(self, excluded: Collection[str], priority: int) -> set[str]:
         """The nodes with cards that pods of this priority must leave to nominated pods. Ignores the reservations of the
@@ -216,7 +227,7 @@ class NominatedPods:
         if full_node is None:
             return None
         return preemption.least_harmful_victims(
-            full_node, self._make_preemptor(claimant, policy, priority), scheduler_victims
+            full_node, self._make_preemptor(claimant, policy, priority), scheduler_victims, self._pace
         )
 
     def find_unprotected_victims(

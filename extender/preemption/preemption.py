@@ -14,6 +14,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from sys import intern
@@ -26,7 +27,7 @@ from extender.cache.cache import Cache
 from extender.cache.clusterview import Changes, ClusterView
 from extender.cache.nominated import NominatedPods, find_unknown_cards
 from extender.cache.nominations import MemberReservation, NominatedPlace
-from extender.cache.pacing import LOCKED_SECONDS, Pace, pause
+from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, limit_work, pause
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.gangs.gangplaces import GangPlaces
@@ -54,6 +55,7 @@ _MAX_SEARCHES: Final = 8  # searches in one call for a gang, if the cluster chan
 # checked before.
 _MAX_CHECKED_NODES: Final = 16
 _MAX_CHECKED_MEMBERS: Final = 8
+_MAX_LOCKED_SECONDS: Final = 0.012  # seconds of CPU after which a search for victims under the lock ends
 _MAX_CHECKS: Final = 8  # maximum number of checks of one search result: the cluster may change during a check
 _MAX_FEWER_VICTIMS_CHECKS: Final = 3  # checks of whether fewer victims are enough for a gang, before they are evicted
 _STEP_SECONDS: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
@@ -315,7 +317,10 @@ class Preemption:
         candidates = self._find_candidates(pending, self._clock.now() + _BACKGROUND_SEARCH_SECONDS)
         with self._lock:
             self._cache.sync_cards()
-            return self._commit_eviction(pending, candidates.cluster, candidates.victims)
+            try:
+                return self._commit_eviction(pending, candidates.cluster, candidates.victims)
+            except PlanningStopped:
+                return []  # searched again, on a later snapshot
 
     def _search_for_gang(self, pending: PodAwaitingPreemption) -> list[Eviction]:
         """The evictions for all members that lack cards. If one victim may not be evicted, no victim is evicted."""
@@ -408,8 +413,15 @@ class Preemption:
                     and gang_victims.count_members_with_victims(nodes) <= _MAX_CHECKED_MEMBERS
                 )
                 if is_small:
-                    if not self._make_gang_search(search, checked, victims_by_node).still_holds(gang_victims, nodes):
-                        return _Commit.CONFLICT
+                    pace = limit_work(self._clock, _MAX_LOCKED_SECONDS)
+                    try:
+                        gang_search = self._make_gang_search(search, checked, victims_by_node, pace)
+                        if not gang_search.still_holds(gang_victims, nodes):
+                            return _Commit.CONFLICT
+                    except PlanningStopped:  # some members have many requests
+                        is_small = False
+                        checked = replace(snapshot, cluster=self._cache.snapshot())
+                if is_small:
                     changed_nodes = self._gang_preemption.changed_nodes(latest, claimant, search.nodes)
                     may_need_fewer = bool(changed_nodes) or self._gang_preemption.is_capacity_freed(latest)
                     if not may_need_fewer or checks == _MAX_FEWER_VICTIMS_CHECKS or search.is_over():
@@ -448,12 +460,21 @@ class Preemption:
             return self._gang_preemption.take_snapshot(search.claimant.uid, self._cache.snapshot())
 
     def _make_gang_search(
-        self, search: GangSearch, snapshot: GangSnapshot, victims_by_node: Mapping[str, Victims]
+        self,
+        search: GangSearch,
+        snapshot: GangSnapshot,
+        victims_by_node: Mapping[str, Victims],
+        pace: Callable[[], object] = lambda: None,
     ) -> GangVictimSearch:
         nominated = self._nominated.with_snapshot(snapshot.cluster)
         planner = self._places.make_planner(snapshot.cluster, nominated)
         return GangVictimSearch(
-            search, snapshot, victims_by_node, nominated=nominated, planner=planner, clock=self._clock
+            search,
+            snapshot,
+            victims_by_node,
+            nominated=nominated.with_pace(pace),
+            planner=planner,
+            clock=self._clock,
         )
 
     def _find_candidates(
@@ -616,11 +637,12 @@ class Preemption:
         if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
         began, current = self._clock.cpu(), dict[str, Victims]()
+        nominated = self._nominated.with_pace(limit_work(self._clock, _MAX_LOCKED_SECONDS))
         queue = [(victims.harm, node) for node, victims in candidates.items()]
         for node in self._nodes_with_freed_cards(set(pending.nodes), changes):
             if self._clock.cpu() > began + LOCKED_SECONDS / 2:
                 break
-            victims = self._nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)
+            victims = nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)
             if victims is not None and not victims.uids:
                 return []
         heapq.heapify(queue)
@@ -633,7 +655,7 @@ class Preemption:
                 return self._reserve_evictions([self._make_eviction(claimant, node, victims)])
             if self._clock.cpu() > began + LOCKED_SECONDS:
                 return []
-            victims = self._nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)
+            victims = nominated.find_unprotected_victims(claimant, pending.policy, node, refused=self._refused)
             if victims is not None and not victims.uids:
                 return []
             if victims is not None:
@@ -664,11 +686,14 @@ class Preemption:
         ):
             return {}
         changes, until = Changes(self._cache, snapshot, claimant), self._clock.cpu() + LOCKED_SECONDS
+        nominated = self._nominated.with_pace(limit_work(self._clock, _MAX_LOCKED_SECONDS))
         for node in filter(changes.may_concern, list(answers)):
             del answers[node]
-            victims = call.find_victims(self._nominated, node) if self._clock.cpu() < until else None
-            if victims is not None:
-                answers[node] = victims
+            if self._clock.cpu() < until:
+                with suppress(PlanningStopped):
+                    victims = call.find_victims(nominated, node)
+                    if victims is not None:
+                        answers[node] = victims
         if any(not victims.uids for victims in answers.values()):
             # On some node the pod only has to wait for pods that terminate already. No other pods are evicted: the
             # answer has these pods.

@@ -143,7 +143,9 @@ def on_victim_search(state: State, callback: Callable[[WaitingPod], object]) -> 
             callback(claimant)
             return find_victims(claimant, *args, **kwargs)
 
+        with_pace = searching.with_pace
         searching.find_victims = search
+        searching.with_pace = lambda pace: observed(with_pace(pace))
         return searching
 
     nominated.with_snapshot = lambda snapshot: observed(with_snapshot(snapshot))

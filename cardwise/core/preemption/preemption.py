@@ -6,7 +6,7 @@ if any victim stayed, the pod would not fit. A search must end soon, so two effo
 how many sets of cards and pods are compared, and `SearchEffort` how many placements are tried.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from operator import add, sub
@@ -104,7 +104,9 @@ class Victims:
         return self.violations, self.highest_priority is not None, self.highest_priority or 0, len(self.uids)
 
 
-def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
+def least_harmful_victims(
+    full_node: FullNode, newcomer: Preemptor, chosen: Collection[str] = (), pace: Callable[[], object] = lambda: None
+) -> Victims | None:
     """Find the least harmful set of victims that lets the newcomer fit; None if there is none.
 
     For a pod with several card requests or cards, also returns None if the effort is spent before a set is found.
@@ -113,10 +115,11 @@ def least_harmful_victims(full_node: FullNode, newcomer: Preemptor, chosen: Coll
         node's totals (ports, affinity, a group that is evicted together). Then the victim stays in the set. If one of
         these victims is on another node, returns None. The response may name only pods of this node, so only a part of
         the group would be evicted.
+    pace: called before each step, which may take some milliseconds. If it raises, the search ends.
     """
     if not {resident.uid for resident in full_node.residents}.issuperset(chosen):
         return None
-    return _VictimSearch(full_node, newcomer, chosen).find_victims()
+    return _VictimSearch(full_node, newcomer, chosen, pace).find_victims()
 
 
 class _Sums(NamedTuple):
@@ -182,7 +185,10 @@ class _VictimSearch:
     `_node` is the node without the pods that are being deleted and without the unexplained victims.
     """
 
-    def __init__(self, full_node: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
+    def __init__(
+        self, full_node: FullNode, newcomer: Preemptor, chosen: Collection[str], pace: Callable[[], object]
+    ) -> None:
+        self._pace = pace
         self._newcomer = newcomer
         self._kinds = full_node.kinds
         self._allowed_evictions = full_node.allowed
@@ -266,6 +272,7 @@ class _VictimSearch:
 
     def _cheapest_cover(self, candidates: Sequence[Resident]) -> Cover | None:
         """The cheapest set of these candidates that lets the newcomer fit. Priorities are not compared."""
+        self._pace()
         if not candidates:
             cover = Cover(0, ())
             return cover if self._is_valid(cover) else None
@@ -313,6 +320,7 @@ class _VictimSearch:
 
     def _can_fit(self, node: _Node) -> bool:
         """Whether the newcomer fits on this node. False also if the effort is spent."""
+        self._pace()
         effort = self._placement_effort
         if effort.remaining <= 0:
             return False

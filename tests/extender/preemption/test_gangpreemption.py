@@ -604,11 +604,12 @@ def test_the_search_of_the_extender_for_a_gang_takes_no_more_than_five_seconds()
     began, searches = world.clock.now(), []
 
     def search(_) -> None:
+        if world.state._lock._lock.locked():
+            return
         world.clock.worked += 0.05
         world.clock.advance(0.05)
         searches.append(world.clock.now())
-        if not world.state._lock._lock.locked():
-            world.state.preemption.set_budget("default/b", Budget("default", 5 + len(searches), ()))
+        world.state.preemption.set_budget("default/b", Budget("default", 5 + len(searches), ()))
 
     on_victim_search(world.state, search)
     assert len(world.own()) == 2
