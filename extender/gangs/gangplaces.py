@@ -35,6 +35,7 @@ from extender.gangs.cardsearch import no_place_text
 from extender.gangs.gangplanner import GangPlanner, GangToPlan
 from extender.gangs.reservation import MAX_SHAPES, GangReservation
 from extender.nomination.nominator import Nominator
+from extender.queue.searchpauses import MAX_PAUSE_SECONDS, SearchPauses
 from extender.records.podref import PodRef
 
 _MAX_OFFERS: Final = 32  # the most recent offers; a new offer that equals one of them shares its memory
@@ -145,6 +146,7 @@ class GangPlaces:
         self._policy = policy
         self._clock = clock
         self._known: dict[str, _GangRecord] = {}  # by gang
+        self._pauses = SearchPauses(clock)  # after long plans that failed
         self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the latest at the end
         self._spare: _SnapshotPlanner | None = None  # the planner of the last plan, if no thread uses it
 
@@ -205,10 +207,12 @@ class GangPlaces:
 
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Whether to plan the gang. After a failed plan, the gang must wait for a moment, and until something has
-        changed.
+        changed. After a long one, its namespace pauses, except for gangs that are bound in part.
 
         The caller holds the lock.
         """
+        if self._pauses.is_paused(gang.namespace) and not gang.forward:
+            return False
         record = self._record_of(gang)
         return now >= record.not_before and record.tried != self._plan_inputs(gang, now)
 
@@ -418,6 +422,12 @@ class GangPlaces:
         record, inputs, now = task.record, task.inputs, self._clock.now()
         if cost > CHEAP_PLAN_SECONDS:
             record.not_before = now + pause_seconds(cost)
+        pause_end = self._pauses.charge_search(gang.namespace, cost)
+        if pause_end is not None:
+            # The gang waits longer than its namespace, so that each other gang of the namespace has its turn.
+            prefix = f"{gang.namespace}/"
+            waiting = sum(key.startswith(prefix) and other.not_before > now for key, other in self._known.items())
+            record.not_before = now + min(MAX_PAUSE_SECONDS, (pause_end - now) * (2 + waiting))
         if record.tried is None or record.tried._replace(members=inputs.members) != inputs:
             gang.mark_refused(now)  # not if only members have changed: adding members must bring no reservation sooner
         record.tried = inputs

@@ -28,7 +28,8 @@ memory in use by then. If no memory of a card is freed for `_STUCK_SECONDS`, the
 time doubles with each such card. So the gang finally waits long enough for cards whose pods run for minutes.
 
 A search runs on a snapshot, without the lock. Its result is used only if the leader epoch is still the same. Each step
-of the controller runs at most one search, and then plans gangs. So a gang that never fits delays no other gang.
+of the controller runs at most one search, and then plans gangs. After a long search, the gangs of the namespace are not
+searched for ten times as long (`SearchPauses`). So a gang that never fits delays no other gang.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ from extender.cache.clusterview import ClusterView, PodPlace
 from extender.cache.pacing import PlanningStopped
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import GangWithOffers, search_cards
+from extender.queue.searchpauses import SearchPauses
 from extender.records.podref import PodRef
 
 _log = structlog.get_logger(__name__)
@@ -86,6 +88,7 @@ class GangReservation:
         self._selections: dict[str, _Selection] = {}  # by gang
         self._stalls: dict[str, _Stalls] = {}  # by gang
         self._paused_until: dict[str, float] = {}  # by namespace, until when it gets no reservation
+        self._search_pauses = SearchPauses(clock)  # of namespaces, after long searches
         self._used: dict[str, _UsedSeconds] = {}  # by namespace
         self._ended_at: dict[str, float] = {}  # by namespace, when its time was last over; the latest at the end
 
@@ -132,6 +135,7 @@ class GangReservation:
             if gang is None:
                 self._reserve(due)
                 return
+        began = self._clock.cpu()
         try:
             self._search(gang, find_due, policy, pace)
         except PlanningStopped:
@@ -145,6 +149,7 @@ class GangReservation:
                     self._selections[gang.key] = before._replace(at=now)
         self._update_charges(pace)
         with self._lock:
+            self._search_pauses.charge_search(gang.namespace, self._clock.cpu() - began)
             self._end_used_up(self._clock.now())
             self._reserve(find_due())
 
@@ -210,7 +215,7 @@ class GangReservation:
         for gang in self._gangs_in_order(due):
             selection = self._selections.get(gang.key)
             searched_at = selection.at if selection is not None else _NEVER
-            if now - searched_at >= _SEARCH_INTERVAL_SECONDS:
+            if now - searched_at >= _SEARCH_INTERVAL_SECONDS and not self._search_pauses.is_paused(gang.namespace):
                 gangs_to_search.append((searched_at, gang))
             if selection is not None and self._valid_holdings(gang, selection.charges):
                 break

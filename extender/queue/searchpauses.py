@@ -32,14 +32,19 @@ class SearchPauses:
         self._clock = clock
         self._paused_until: dict[str, float] = {}  # by namespace, when its pause ends
 
-    def charge_search(self, namespace: str, seconds: float) -> None:
-        """Let the namespace pause if its search was long. `seconds`: the CPU seconds of the search."""
-        if seconds >= SHORT_SECONDS:
-            now = self._clock.now()
-            self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
-            paused_count = len(self._paused_until.keys() | {namespace})
-            pause = min(MAX_PAUSE_SECONDS, PAUSE_FACTOR * paused_count * seconds)
-            self._paused_until[namespace] = max(now + pause, self._paused_until.get(namespace, now))
+    def charge_search(self, namespace: str, seconds: float) -> float | None:
+        """Let the namespace pause if its search was long. Returns the end of the pause; None without a pause.
+
+        seconds: the CPU seconds of the search.
+        """
+        if seconds < SHORT_SECONDS:
+            return None
+        now = self._clock.now()
+        self._paused_until = {name: until for name, until in self._paused_until.items() if until > now}
+        paused_count = len(self._paused_until.keys() | {namespace})
+        pause = min(MAX_PAUSE_SECONDS, PAUSE_FACTOR * paused_count * seconds)
+        end = self._paused_until[namespace] = max(now + pause, self._paused_until.get(namespace, now))
+        return end
 
     def is_paused(self, namespace: str) -> bool:
         """Whether the namespace must not search now."""

@@ -201,6 +201,61 @@ def test_a_gang_for_which_a_plan_has_cost_much_is_left_alone_for_a_moment_whatev
     assert done == ["a", "a"]
 
 
+@pytest.fixture
+def expensive(monkeypatch) -> tuple[World, list[str]]:
+    """Gangs of namespace evil, whose plans cost a second and find nothing, and the list of these plans."""
+    world, done, plan = World({"n1": 2}, max_waiting=1000), list[str](), gangplan.plan
+
+    def vain(ledger, nodes, members, terms, pace):
+        if not members[0].name.startswith("evil"):
+            return plan(ledger, nodes, members, terms, pace)
+        done.append(members[0].name)
+        world.clock.worked += 1.0
+        return gangplan.Unplanned(member=members[0])
+
+    monkeypatch.setattr(gangplan, "plan", vain)
+    for gang in range(3):
+        create_offered(
+            world, *(member(f"evil{gang}{i}", f"evil{gang}", 2, namespace="evil", gpu_mem=P100) for i in range(2))
+        )
+    done.clear()
+    return world, done
+
+
+def create_offered(world: World, *pods: dict) -> None:
+    """Create members, and let kube-scheduler offer the nodes."""
+    world.create(*pods)
+    for pod in pods:
+        world.filter(pod["metadata"]["name"])
+
+
+def pass_seconds(world: World, seconds: int) -> None:
+    """Capacity is freed in each second."""
+    for _ in range(seconds):
+        world.clock.advance(1)
+        with world.state._lock:
+            world.state._cache.capacity.mark_freed()
+        world.keep()
+
+
+def test_expensive_plans_of_one_namespace_take_a_tenth_of_the_time(expensive):
+    """32 gangs of 500 members that fit nowhere kept a gang of two of another namespace waiting for minutes."""
+    world, done = expensive
+    pass_seconds(world, 60)
+    assert 3 <= len(done) <= 7
+    assert {name[:5] for name in done} == {"evil0", "evil1", "evil2"}
+    create_offered(world, member("fair", "fair", 1, created=9, namespace="fair", gpu_mem=P100))
+    pass_seconds(world, 1)
+    assert world.phase("fair", namespace="fair") == "Reserved"
+
+
+def test_a_gang_that_fits_has_its_turn_behind_expensive_ones_of_its_namespace(expensive):
+    world, _ = expensive
+    create_offered(world, member("small", "small", 1, created=9, namespace="evil", gpu_mem=P100))
+    pass_seconds(world, 60)
+    assert world.phase("small", namespace="evil") == "Reserved"
+
+
 def test_a_new_leader_plans_a_big_gang_that_is_bound_in_part_and_the_lock_is_free_meanwhile(monkeypatch):
     world = World({f"n{i}": 1 for i in range(4)}, max_waiting=1000)
     world.create(*(member(f"g0{i}", "g0", 4, gated=False, gpu_mem=P100) for i in range(4)))
