@@ -6,6 +6,7 @@ and permits for waiting binds. `cardwise.core.gangs` computes the phase of a gan
     gangs        decisions about members at filter and bind, and after timeouts. Read this first
     gangplaces   plans: offered nodes, failed attempts, the rows that reserve cards; `gangplanner`: computes a plan in
                  a snapshot
+    offers       the nodes that kube-scheduler has offered, by gang and shape of members
     reservation  cards that are reserved for a gang that has waited long; `cardsearch` chooses them in a snapshot
     gangqueue    the order in which pending gangs are planned
     bindthreads  which gangs may wait in bind if threads are too few

@@ -11,7 +11,7 @@ most. Changes of the gang itself do not lead to that, since its owner decides ho
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from sys import intern
 from typing import Final, NamedTuple
@@ -33,7 +33,8 @@ from extender.cache.reservations import Phase, Reservations
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import no_place_text
 from extender.gangs.gangplanner import GangPlanner, GangToPlan
-from extender.gangs.reservation import MAX_SHAPES, GangReservation
+from extender.gangs.offers import OfferTable
+from extender.gangs.reservation import GangReservation
 from extender.nomination.nominator import Nominator
 from extender.queue.searchpauses import MAX_PAUSE_SECONDS, SearchPauses
 from extender.records.podref import PodRef
@@ -146,6 +147,7 @@ class GangPlaces:
         self._policy = policy
         self._clock = clock
         self._known: dict[str, _GangRecord] = {}  # by gang
+        self._offers = OfferTable()
         self._pauses = SearchPauses(clock)  # after long plans that failed
         self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the latest at the end
         self._spare: _SnapshotPlanner | None = None  # the planner of the last plan, if no thread uses it
@@ -156,12 +158,9 @@ class GangPlaces:
         """Record that kube-scheduler offers these nodes for a member of this shape."""
         offer = self._share_offer(nodes)
         record = self._known.setdefault(gang.key, _GangRecord())
-        if record.offers.get(shape) != offer:
+        if self._offers.get(gang.key).get(shape) != offer:
             record.changes += 1
-        record.offers.pop(shape, None)
-        record.offers[shape] = offer
-        if len(record.offers) > MAX_SHAPES:
-            del record.offers[next(iter(record.offers))]
+        self._offers.set(gang.key, shape, offer)
         self._reservation.add_offer(gang.key, shape, offer)
 
     def _share_offer(self, nodes: Collection[str]) -> frozenset[str]:
@@ -181,16 +180,18 @@ class GangPlaces:
 
     def has_offers(self, gang: Gang) -> bool:
         """Whether kube-scheduler has offered nodes for a member, in a filter call."""
-        return bool(self._record_of(gang).offers)
+        return bool(self._offers.get(gang.key))
 
     def remove_gang(self, key: str) -> None:
         """Forget the gang: it is gone, or runs."""
         self._known.pop(key, None)
+        self._offers.remove(key)
         self._reservation.remove_gang(key)
 
     def reset(self) -> None:
         """Forget the offers and searches of an earlier leader epoch."""
         self._known.clear()
+        self._offers.clear()
         self._reservation.reset()
 
     # The gang reservation. Called without the lock.
@@ -434,7 +435,7 @@ class GangPlaces:
 
     def make_gang_to_plan(self, gang: Gang, now: float) -> GangToPlan:
         """The data of the gang that a plan needs."""
-        offers, avoided = dict(self._record_of(gang).offers), frozenset(gang.avoided_pairs(now))
+        offers, avoided = dict(self._offers.get(gang.key)), frozenset(gang.avoided_pairs(now))
         keys = {member.request.peer_key for member in gang.members.values() if member.request is not None}
         peer_nodes = {key: self._reservations.peer_nodes(key) for key in keys if key is not None}
         return GangToPlan(
@@ -489,12 +490,10 @@ class _PlanInputs(NamedTuple):
 class _GangRecord:
     """The offers and the failed plan of one gang.
 
-    offers: the nodes that kube-scheduler has offered, by shape.
     changes: how many times the offers have changed.
     tried: the inputs of the last failed plan. The gang is not planned again before `not_before`.
     """
 
-    offers: dict[str, frozenset[str]] = field(default_factory=dict)
     changes: int = 0
     tried: _PlanInputs | None = None
     not_before: float = float("-inf")

@@ -54,6 +54,7 @@ from extender.cache.clusterview import ClusterView, PodPlace
 from extender.cache.pacing import PlanningStopped
 from extender.cache.statelock import StateLock
 from extender.gangs.cardsearch import GangWithOffers, search_cards
+from extender.gangs.offers import OfferTable
 from extender.queue.searchpauses import SearchPauses
 from extender.records.podref import PodRef
 
@@ -62,7 +63,6 @@ _log = structlog.get_logger(__name__)
 _SEARCH_INTERVAL_SECONDS: Final = 30.0  # seconds between two searches for the same gang
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
 _MAX_DOUBLINGS: Final = 6  # maximum number of times that `_STUCK_SECONDS` doubles
-MAX_SHAPES: Final = 1024  # maximum number of shapes of a gang whose offers are stored; older ones are dropped
 _MAX_GANGS: Final = 32  # maximum number of gangs of a namespace, per priority, for which cards are searched
 _MAX_NAMESPACES: Final = 1024  # maximum number of namespaces for which the end of their last reservation is remembered
 _NEVER: Final = float("-inf")
@@ -84,7 +84,7 @@ class GangReservation:
         self._gang: Gang | None = None
         self._since = 0.0
         self._now = 0.0  # the time of the last update
-        self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape, all nodes that were ever offered
+        self._offers = OfferTable()  # of each shape, all nodes that were ever offered
         self._selections: dict[str, _Selection] = {}  # by gang
         self._stalls: dict[str, _Stalls] = {}  # by gang
         self._paused_until: dict[str, float] = {}  # by namespace, until when it gets no reservation
@@ -98,15 +98,12 @@ class GangReservation:
         Callers should pass the same object for equal offers: an offer may have thousands of nodes, and is stored for
         each shape.
         """
-        offers = self._offers.setdefault(key, {})
-        before = offers.pop(shape, nodes)
-        offers[shape] = before if before is nodes or nodes <= before else before | nodes
-        if len(offers) > MAX_SHAPES:
-            del offers[next(iter(offers))]
+        before = self._offers.get(key).get(shape, nodes)
+        self._offers.set(key, shape, before if before is nodes or nodes <= before else before | nodes)
 
     def remove_gang(self, key: str) -> None:
         """Forget the gang: it is gone, or runs."""
-        self._offers.pop(key, None)
+        self._offers.remove(key)
         self._selections.pop(key, None)
         self._stalls.pop(key, None)
         if self._gang is not None and self._gang.key == key:
@@ -188,7 +185,7 @@ class GangReservation:
                 gang.namespace,
                 gang.members_to_plan(),
                 uids=frozenset(gang.members),
-                offers=dict(self._offers.get(gang.key, {})),
+                offers=dict(self._offers.get(gang.key)),
                 given_up=dict(stalls.moves),
             )
         cards_found = search_cards(snapshot, gang_now, policy, pace)

@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs.gangplan import Planned
-from extender.gangs import gangplaces, gangplanner, reservation
+from extender.gangs import gangplanner, offers
 from extender.gangs.gangplaces import CHEAP_PLAN_SECONDS
 from extender.gangs.gangplanner import GangToPlan
 from extender.records.pod import Pod
@@ -246,17 +246,18 @@ def test_the_nodes_that_a_gang_was_offered_are_kept_once_and_not_when_it_runs():
     world.create(*(member(f"h{i}", "h", 9, created=i, gpu_mem=P100) for i in range(9)))
     world.run(1)
     places = world.state.gangs._places
-    (offer,) = places._known["default/h"].offers.values()
-    (ever,) = places._reservation._offers["default/h"].values()
+    (offer,) = places._offers.get("default/h").values()
+    (ever,) = places._reservation._offers.get("default/h").values()
     assert offer is ever
     assert world.phase("g") == "Running"
-    assert set(places._known) == set(places._reservation._offers) == {"default/h"}
+    assert set(places._known) == {"default/h"}
+    for table in (places._offers, places._reservation._offers):
+        assert table.get("default/g") == {}
 
 
 def test_a_gang_whose_owner_changes_labels_again_and_again_stores_few_offers(monkeypatch):
     """Each change makes another shape: 20,000 of them stopped all threads for a second at each preempt call."""
-    for module in (gangplaces, reservation):
-        monkeypatch.setattr(module, "MAX_SHAPES", 3)
+    monkeypatch.setattr(offers, "_MAX_SHAPES", 3)
     world = World({"n1": 1})
     world.create(member("a", "a", 2, gpu_mem=P100))
     for i in range(10):
@@ -264,10 +265,8 @@ def test_a_gang_whose_owner_changes_labels_again_and_again_stores_few_offers(mon
         world.show_pod(world.pods["a"])
         assert world.schedule("a") != ""
     places = world.state.gangs._places
-    (record,) = places._known.values()
-    (offers,) = places._reservation._offers.values()
     shape = world.state.gangs.gang_of("uid-a").members["uid-a"].shape
-    for shapes in (record.offers, offers):
+    for shapes in (places._offers.get("default/a"), places._reservation._offers.get("default/a")):
         assert len(shapes) == 3
         assert list(shapes)[-1] == shape
 
@@ -278,10 +277,10 @@ def test_equal_offers_of_several_gangs_are_one_object_though_others_come_between
         selector = {"zone": zone}
         world.create(*(member(f"{gang}{i}", gang, 3, gated=False, selector=selector, gpu_mem=P100) for i in range(3)))
         world.filter(f"{gang}0")
-    known = world.state.gangs._places._known
-    offers = [next(iter(shape.offers.values())) for shape in known.values()]
-    assert len(offers) == 4
-    assert len({id(offer) for offer in offers}) == 2
+    table = world.state.gangs._places._offers
+    offered = [offer for gang in "abcd" for offer in table.get(f"default/{gang}").values()]
+    assert len(offered) == 4
+    assert len({id(offer) for offer in offered}) == 2
 
 
 # Members whose policy ranks nodes.
