@@ -303,7 +303,7 @@ class Cluster:
             image = f"--share-agent-image={partsimage.AGENT}"
             record["part_args"]["webhook"] = [image, *record["part_args"].get("webhook", ())]
         if spec.claims:
-            for part in _PARTS_WITH_CLAIMS:
+            for part in ("webhook", "extender", "deviceplugin"):
                 record["part_args"][part] = ["--claims", *record["part_args"].get(part, ())]
             record["values"] = {**record["values"], "scheduler": {"mode": "claims"}}
         (self.state_dir / "spec.json").write_text(json.dumps(record))
@@ -462,9 +462,6 @@ class Cluster:
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(logs, kept)
         return kept
-
-
-_PARTS_WITH_CLAIMS = ("webhook",)  # those that know --claims
 
 
 class _Clock:

@@ -260,8 +260,9 @@ def _complete_container(container: Json, classes_by_name: Mapping[str, ResourceC
     _check_resources(container, field)
     _get_mapping(container, "securityContext", f"{field}.securityContext")
     resources = container.get("resources") or {}
-    # A container with a share slot has passed the webhook, so its numbers are MiB.
-    number_unit = Unit.MIB if names.SHARE in (resources.get("limits") or {}) else unit
+    # A container with a slot has passed the webhook, so its numbers are MiB.
+    has_slot = request.has_slot(request.Container("", field, container, ordinary_init=False))
+    number_unit = Unit.MIB if has_slot else unit
     limits, requests = (
         _add_unit(resources.get(kind) or {}, number_unit, f"{field}.resources.{kind}")
         for kind in ("limits", "requests")

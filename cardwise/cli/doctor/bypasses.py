@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cardwise.core.api import mps, names
+from cardwise.core.api import mps, names, request
+from cardwise.core.api.request import Container
 from cardwise.core.values.decoded import Json
 
 # Default values of the chart: policies.infrastructure.namespaces, policies.hostPaths, policies.runtimeClasses and
@@ -71,7 +72,7 @@ def find_bypasses(spec: Json) -> Iterator[Bypass]:
     """Yield each reason why a policy would refuse a new pod with this spec."""
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     requests_gpu = any(_is_own_resource(name) for container in containers for name in _requested_resources(container))
-    if any(map(_opens_cards_by_env, containers)):
+    if any(map(_opens_cards_by_env, request.containers({"spec": spec}))):
         yield ENVIRONMENT_BYPASS
     if _mounts_cards(spec, containers, requests_gpu=requests_gpu):
         yield HOST_PATH_BYPASS
@@ -86,15 +87,16 @@ def find_bypasses(spec: Json) -> Iterator[Bypass]:
             yield OPEN_CONTAINER_BYPASS
 
 
-def _opens_cards_by_env(container: Json) -> bool:
+def _opens_cards_by_env(container: Container) -> bool:
     """Whether the container's environment opens cards or sets limits.
 
-    A container with a share slot may have entries that the webhook has written: pods keep these entries when Cardwise
+    A container with a slot may have entries that the webhook has written: pods keep these entries when Cardwise
     is upgraded or uninstalled, and users copy them from such pods into their manifests.
     """
-    has_slot = names.SHARE in ((container.get("resources") or {}).get("limits") or {})
+    has_slot = request.has_slot(container)
     return any(
-        _is_reserved(entry) and not (has_slot and _is_written_by_webhook(entry)) for entry in container.get("env") or ()
+        _is_reserved(entry) and not (has_slot and _is_written_by_webhook(entry))
+        for entry in container.spec.get("env") or ()
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from cardwise.cli.doctor import components, facts, finding, probing, startup
 from cardwise.cli.doctor.finding import Severity
 from cardwise.clock import SYSTEM, Clock
-from cardwise.core.api import names
+from cardwise.core.api import names, request
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
@@ -43,8 +43,9 @@ def check_admission(client: KubeClient, namespace: str) -> str:
         "spec": {"containers": [container], "securityContext": security_context},
     }
     created = client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
-    stored_limits = created["spec"]["containers"][0]["resources"]["limits"]
-    if stored_limits.get(names.GPU_MEM) != "1024" or names.SHARE not in stored_limits:
+    stored_container = next(request.containers(created))
+    stored_limits = stored_container.spec["resources"]["limits"]
+    if stored_limits.get(names.GPU_MEM) != "1024" or not request.has_slot(stored_container):
         raise LookupError(
             f"the webhook did not change the pod ({stored_limits}); check webhook.exemptNamespaces and tests.namespace"
         )

@@ -1,0 +1,110 @@
+"""scheduler.mode=claims, installed by Helm into a cluster whose kube-scheduler knows nothing of Cardwise, and whose
+control plane nobody changes: the README's story with plain pods.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cardwise.core.api import claims, names
+from cardwise.core.values.decoded import Json
+from cardwise.kube import errors, paths
+from tests.cluster import Cluster
+from tests.integration.conftest import SpecOf, spaces, started
+from tests.integration.sharing import Space, assigned, workload
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node]
+
+DRA = "/apis/resource.k8s.io/v1"
+GROUP = {names.GROUP_NAME: "pair", names.GROUP_NUM: "2"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    settings: Json = {"webhook": {"shareAgent": "never"}, "mps": {"enabled": False}}
+    yield from started(SpecOf(nodes=1, chart=True, claims=True, values=settings))
+
+
+@pytest.fixture
+def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
+    yield from spaces(cluster, request)
+
+
+def claims_of(space: Space) -> list[Json]:
+    listed: list[Json] = space.cluster.api.get(paths.namespaced(DRA, "resourceclaims", space.name))["items"]
+    return listed
+
+
+def test_scheduler_was_not_configured(cluster: Cluster) -> None:
+    configuration = (cluster.state_dir / "kube-scheduler.yaml").read_text()
+    assert "extenders: []" in configuration
+    installed = cluster.api.get("/apis/apps/v1/namespaces/cardwise-system/deployments")["items"]
+    assert sorted(deployment["metadata"]["name"] for deployment in installed) == [
+        "cardwise-extender",
+        "cardwise-webhook",
+    ]
+
+
+def test_plain_pod_gets_its_share_and_runs(space: Space) -> None:
+    space.create(workload("train", gpu_mem=4069))
+    space.running("train")
+    pod = space.get("train")
+    ((share,),) = assigned(pod).containers.values()
+    assert share.mem == 4069
+    (claim,) = claims_of(space)
+    allocation = claims.decode(claim)
+    assert allocation is not None
+    assert (allocation.node, allocation.assignment) == (pod["spec"]["nodeName"], assigned(pod))
+    space.delete("train")
+    space.wait_for_deletion("train")
+    space.wait(lambda: not claims_of(space), "the claim goes with its pod")
+
+
+def test_shares_of_a_card_sum_to_the_card(space: Space) -> None:
+    """Two cards of 16276 MiB: five pods of 8138 MiB ask, four run, and the fifth says why it waits."""
+    pods = [f"p{i}" for i in range(5)]
+    for name in pods:
+        space.create(workload(name, gpu_mem=8138))
+    space.wait(lambda: sum(_is_running(space, name) for name in pods) == 4, "four run")
+    (waiting,) = [name for name in pods if not space.get(name)["spec"].get("nodeName")]
+    assert [gate["name"] for gate in space.get(waiting)["spec"]["schedulingGates"]] == [names.ALLOCATION_GATE]
+    first = next(name for name in pods if name != waiting)
+    space.delete(first)
+    space.running(waiting)
+
+
+def _is_running(space: Space, name: str) -> bool:
+    return bool(space.get(name)["status"].get("phase") == "Running")
+
+
+def test_gang_starts_together(space: Space) -> None:
+    space.create(workload("one", gpu_mem=4000, annotations=GROUP))
+    space.wait(lambda: space.get("one")["spec"].get("schedulingGates"), "it waits for its gang")
+    space.create(workload("two", gpu_mem=4000, annotations=GROUP))
+    space.running("one", "two")
+
+
+def test_quota_counts_what_pods_request(space: Space) -> None:
+    hard = {f"requests.{names.GPU_MEM}": "6000"}
+    space.kubectl_json("create", stdin={
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "cards"}, "spec": {"hard": hard},
+    })  # fmt: skip
+    space.wait(lambda: _quota(space).get("status", {}).get("hard"), "the quota is known")
+    space.create(workload("one", gpu_mem=4000))
+    space.running("one")
+    with pytest.raises(errors.KubeError, match="exceeded quota"):
+        space.create(workload("two", gpu_mem=4000))
+
+
+def _quota(space: Space) -> Json:
+    return dict(space.cluster.api.get(paths.namespaced("/api/v1", "resourcequotas", space.name, "cards")))
+
+
+def test_pods_without_a_request_are_not_concerned(space: Space) -> None:
+    space.create(workload("plain"))
+    space.running("plain")
+    assert "schedulingGates" not in space.get("plain")["spec"]
+
+
+def test_helm_test_and_doctor_find_nothing(cluster: Cluster) -> None:
+    assert "ok    kube-scheduler" in cluster.chart.helm("test", "cardwise", "--logs")
