@@ -16,7 +16,7 @@ import structlog
 
 from cardwise.clock import Clock
 from cardwise.core.gangs.gangplan import Pace as PlanPace
-from cardwise.core.gangs.gangs import ForeignPodGroup, GangPhase, Member, PodGroupSpec
+from cardwise.core.gangs.gangs import ForeignPodGroup, GangPhase, Member, PodGroupSpec, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
@@ -37,6 +37,7 @@ from extender.gangs.gangtypes import (
     PlannedNode,
 )
 from extender.gangs.gangviews import GangView, make_view, pod_ref
+from extender.gangs.reservation import select_due
 from extender.queue.searchpauses import PAUSE_FACTOR
 
 _log = structlog.get_logger(__name__)
@@ -84,7 +85,7 @@ class Gangs:
         self._next_in_call = float("-inf")  # the earliest time at which a filter call plans again
         self._first_call = "", float("-inf")  # the last call that offered only the nominated node: its pod and time
         self._bind_admission = BindThreadAdmission(settings.max_waiting)
-        self._due_gangs: list[Gang] = []  # the gangs that had waited too long at the last step
+        self._due_gangs: list[Gang] = []  # the result of `select_due` at the last step
         self._places = places
         self._stopped: str | None = None
 
@@ -295,9 +296,16 @@ class Gangs:
 
     def step(self) -> DueWork:
         """Do the periodic work of the gangs. Only the leader calls this. Returns the due writes."""
-        work, due = DueWork([], []), list[Gang]()
-        self._visit_gangs(lambda gang: self._advance_gang(gang, work, due))
-        self._due_gangs = due
+        work, due = DueWork([], []), list[tuple[Rank, Gang]]()
+
+        def advance(gang: Gang) -> None:
+            try:
+                self._advance_gang(gang, work, due)
+            except Exception:  # noqa: BLE001 - an unexpected gang must not stop the work of other gangs
+                _log.exception("failed to do the periodic work of a gang; trying again", gang=gang.key)
+
+        self._visit_gangs(advance)
+        self._due_gangs = select_due(due)
         return work
 
     def plan_waiting(self) -> None:
@@ -561,11 +569,11 @@ class Gangs:
 
     # Everything below runs under the lock.
 
-    def _advance_gang(self, gang: Gang, work: DueWork, due: list[Gang]) -> None:
+    def _advance_gang(self, gang: Gang, work: DueWork, due: list[tuple[Rank, Gang]]) -> None:
         """Do the periodic work of this gang.
 
         work: receives the due writes.
-        due: receives the gang if cards should be reserved for it, because it has waited too long.
+        due: receives the gang with its rank if cards should be reserved for it, because it has waited too long.
         """
         now = self._clock.now()
         expiry = gang.expiry_reason(
@@ -578,7 +586,7 @@ class Gangs:
         work.ungate.extend(pod_ref(gang, member) for member in gang.members_to_ungate())
         work.evict.extend((pod_ref(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
         if gang.is_reservation_due(now):
-            due.append(gang)
+            due.append((gang.rank(), gang))
 
     def _is_first_call(self, uid: str, nodes: Collection[str], named_node: str | None, now: float) -> bool:
         """Whether this is the first filter call of an attempt, in which kube-scheduler offers only the nominated node.

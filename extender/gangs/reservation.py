@@ -34,6 +34,7 @@ searched for ten times as long (`SearchPauses`). So a gang that never fits delay
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import structlog
@@ -44,7 +45,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.api.quotas import Charge
 from cardwise.core.gangs.gangplan import Pace, Planned
-from cardwise.core.gangs.gangs import Member
+from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
@@ -64,6 +65,7 @@ _SEARCH_INTERVAL_SECONDS: Final = 30.0  # seconds between two searches for the s
 _STUCK_SECONDS: Final = 60.0  # seconds in which nothing is freed on a card, after which other cards come first
 _MAX_DOUBLINGS: Final = 6  # maximum number of times that `_STUCK_SECONDS` doubles
 _MAX_GANGS: Final = 32  # maximum number of gangs of a namespace, per priority, for which cards are searched
+_MAX_DUE: Final = 1024  # maximum number of gangs that are read in one hold of the lock
 _MAX_NAMESPACES: Final = 1024  # maximum number of namespaces for which the end of their last reservation is remembered
 _NEVER: Final = float("-inf")
 
@@ -120,7 +122,7 @@ class GangReservation:
     def update(self, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace) -> None:
         """Search cards for at most one gang, then choose the gang and its cards. Called without the lock.
 
-        find_due: returns the gangs that have waited too long; called under the lock.
+        find_due: returns the gangs of `select_due` that still wait; called under the lock.
         policy: the placement policy of pods that name none.
         """
         self._update_charges(pace)
@@ -315,6 +317,23 @@ class GangReservation:
         if headroom and placement.entries_exceeded_by(ledger.kinds, charges.sum_by_kind(ledger, uids), headroom):
             return []
         return [charges.holdings[uid] for uid in uids]
+
+
+def select_due(gangs: Iterable[tuple[Rank, Gang]]) -> list[Gang]:
+    """The gangs that may come first in `GangReservation.update`, of all gangs that have waited too long. Reads no gang,
+    so the caller needs no lock: there may be 20,000 gangs.
+
+    Of each namespace and priority the first `_MAX_GANGS`; of these the first `_MAX_DUE`, in turns by namespace.
+    """
+    shares: dict[tuple[int, str], list[tuple[Rank, Gang]]] = {}  # by priority and namespace
+    for rank, gang in gangs:
+        shares.setdefault((rank[0], gang.namespace), []).append((rank, gang))
+    keys = [
+        (priority, place, rank[2], rank[3], gang)
+        for (priority, _), ranked_gangs in shares.items()
+        for place, (rank, gang) in enumerate(nsmallest(_MAX_GANGS, ranked_gangs, key=itemgetter(0)))
+    ]
+    return [key[-1] for key in nsmallest(_MAX_DUE, keys, key=itemgetter(0, 1, 2, 3))]
 
 
 def _is_among(gang: Gang, gangs: Iterable[Gang]) -> bool:

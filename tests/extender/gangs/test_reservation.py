@@ -1,5 +1,8 @@
 """What is reserved for a gang that has waited long: what it can really have, no more than it asks, not for ever."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -7,6 +10,7 @@ from cardwise.core.placement import placement
 from cardwise.core.values.refusals import Refusal
 from extender.gangs import cardsearch, reservation
 from extender.gangs.cardsearch import GangWithOffers
+from extender.gangs.gangs import Gangs
 from extender.gangs.reservation import GangReservation
 from extender.records.pod import Pod
 from tests.build import P100, extended_resource
@@ -838,3 +842,36 @@ def test_while_charges_are_to_be_summed_again_the_reservation_stays(monkeypatch)
     monkeypatch.undo()
     world.run(1)
     assert places._gang is before
+
+
+def test_of_20000_gangs_that_wait_few_are_read_and_each_namespace_has_its_turn():
+    """All of them were read three times a step with the lock held: 34 to 49 ms."""
+    names = [
+        f"{namespace}/g{i:05}" for namespace, count in (("evil", 20_000), ("a", 2), ("b", 40)) for i in range(count)
+    ]
+    gangs = [((0, 0, name[-5:], name), SimpleNamespace(namespace=name.partition("/")[0])) for name in names]
+    first = SimpleNamespace(namespace="default")
+    due = reservation.select_due([*gangs, ((-1, 0, "z", "default/g1"), first)])
+    assert due[0] is first
+    assert [gang.namespace for gang in due[1:7]] == ["a", "b", "evil", "a", "b", "evil"]
+    assert Counter(gang.namespace for gang in due) == {"evil": 32, "b": 32, "a": 2, "default": 1}
+    many = [((0, 0, "t", f"n{i:04}/g"), SimpleNamespace(namespace=f"n{i:04}")) for i in range(2000)]
+    assert len(reservation.select_due(many)) == reservation._MAX_DUE
+
+
+def test_an_error_in_the_work_of_one_gang_does_not_end_the_step_of_others(monkeypatch):
+    world = World({"n1": 1})
+    world.create(*(member(f"p-{i}", f"g{i}", 2, gpu_mem=P100) for i in range(3)))
+    advanced, advance = [], Gangs._advance_gang
+
+    def fail(gangs, gang, work, due):
+        advanced.append(gang.key)
+        if gang.key == "default/g1":
+            raise KeyError(gang.key)
+        advance(gangs, gang, work, due)
+
+    monkeypatch.setattr(Gangs, "_advance_gang", fail)
+    with capture_logs() as logs:
+        world.state.gangs.step()
+    assert sorted(advanced) == ["default/g0", "default/g1", "default/g2"]
+    assert [line["gang"] for line in logs] == ["default/g1"]
