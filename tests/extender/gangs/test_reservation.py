@@ -855,8 +855,8 @@ def test_of_20000_gangs_that_wait_few_are_read_and_each_namespace_has_its_turn()
     assert due[0] is first
     assert [gang.namespace for gang in due[1:7]] == ["a", "b", "evil", "a", "b", "evil"]
     assert Counter(gang.namespace for gang in due) == {"evil": 32, "b": 32, "a": 2, "default": 1}
-    many = [((0, 0, "t", f"n{i:04}/g"), SimpleNamespace(namespace=f"n{i:04}")) for i in range(2000)]
-    assert len(reservation.select_due(many)) == reservation._MAX_DUE
+    single_gangs = [((0, 0, "t", f"n{i:04}/g"), SimpleNamespace(namespace=f"n{i:04}")) for i in range(2000)]
+    assert len(reservation.select_due(single_gangs)) == reservation._MAX_DUE
 
 
 def test_an_error_in_the_work_of_one_gang_does_not_end_the_step_of_others(monkeypatch):
