@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import structlog
 
-from cardwise.core.api import names, policies
+from cardwise.core.api import claims, names, policies
 from cardwise.core.api.classes import CAPACITY_PER_CARD
 from cardwise.core.gangs import gangs
 from cardwise.core.placement.nodestate import MAX_CLIENTS
@@ -166,6 +166,8 @@ def main(
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
     if not extender_settings.no_lease:
         _check_lease(client, namespace)
+    if extender_settings.claims:
+        _check_claim_policies(client)
     rotator = None
     files = None
     directory = tls_dir or _TLS_DIR
@@ -217,6 +219,29 @@ def _check_lease(client: KubeClient, namespace: str) -> None:
     except errors.KubeError as error:
         if not isinstance(error, errors.AlreadyExists):
             _log.warning("failed to check the lease", error=str(error))
+
+
+def _check_claim_policies(client: KubeClient) -> None:
+    """Check that the policies which protect claims are installed and bound.
+
+    Raises click.ClickException if one is missing or may not be read. If the API server does not respond, this is only
+    logged.
+    """
+    missing = set[str]()
+    for name in claims.POLICIES:
+        for path in (paths.validatingadmissionpolicies(name), paths.validatingadmissionpolicybindings(name)):
+            try:
+                client.get(path)
+            except (errors.NotFound, errors.Forbidden):
+                missing.add(name)
+            except errors.KubeError as error:
+                _log.warning("failed to check the policies of claims", policy=name, error=str(error))
+    if missing:
+        raise click.ClickException(
+            f"--claims: the ValidatingAdmissionPolicies {', '.join(sorted(missing))}, or their bindings, are missing "
+            "or may not be read: users could name and change the claims of others; install the chart with "
+            "scheduler.mode=claims and policies.enabled=true"
+        )
 
 
 def _check_addresses(addresses: list[HostPort], tls_dir: Path | None, *, plain_http: bool) -> None:

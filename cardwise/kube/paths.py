@@ -91,6 +91,14 @@ def validatingwebhookconfigurations(name: str | None = None) -> str:
     return _cluster(_ADMISSION, "validatingwebhookconfigurations", name)
 
 
+def validatingadmissionpolicies(name: str | None = None) -> str:
+    return _cluster(_ADMISSION, "validatingadmissionpolicies", name)
+
+
+def validatingadmissionpolicybindings(name: str | None = None) -> str:
+    return _cluster(_ADMISSION, "validatingadmissionpolicybindings", name)
+
+
 def namespaced(base: str, resource: str, namespace: str = "", name: str | None = None, *sub: str) -> str:
     """The path of objects of a namespaced kind.
 

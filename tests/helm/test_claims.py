@@ -3,6 +3,7 @@
 import pytest
 
 from cardwise.core.api import names
+from cardwise.core.api.claims import POLICIES
 from cardwise.core.values.decoded import Json
 from tests.helm.rendering import CLAIMS, Objects, Render, get_object, template
 
@@ -49,6 +50,9 @@ def test_extender_has_the_rights_to_claims(render: Render) -> None:
     allocation = {("resourceclaims/status", "patch"), ("resourceclaims/binding", "patch")}
     assert rights(render(*CLAIMS)) == {("resourceclaims", verb) for verb in claims} | allocation
     assert rights(render()) == set()
+    rules = get_object(render(*CLAIMS), "ClusterRole", "cardwise-extender")["rules"]
+    (named,) = [rule["resourceNames"] for rule in rules if "resourceNames" in rule]
+    assert named == list(POLICIES), "those without which the extender does not start"
 
 
 TOO_OLD = "scheduler.mode: claims needs Kubernetes 1.34, and this is v1.33.9; upgrade, or write another mode"

@@ -113,3 +113,11 @@ def test_they_say_which_pod_security_the_parts_on_nodes_need(notes: Notes) -> No
         assert ("the MPS manager is privileged with hostPID" in notes(*sets)) == (without_mps not in sets)
     for sets in ((off, without_mps), ("namespace.create=true",)):
         assert "pod-security" not in notes(*sets), sets
+
+
+def test_with_claims_no_step_remains(notes: Notes) -> None:
+    """They printed the steps for those who configure kube-scheduler by hand."""
+    printed = notes("scheduler.mode=claims")
+    assert "kube-scheduler stays as it is" in printed
+    assert "One step remains" not in printed
+    assert "configures kube-scheduler" not in printed

@@ -167,7 +167,8 @@ def check_control_plane(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     else:
         text = "no control plane node is visible: a provider runs the control plane"
     remedy = (
-        f"scheduler.mode=own runs a second kube-scheduler for pods that request GPUs ({_MODES_DOC}); "
+        f"scheduler.mode=own runs a second kube-scheduler for pods that request GPUs ({_MODES_DOC}), and from "
+        "Kubernetes 1.34 on scheduler.mode=claims needs none; "
         "scheduler.mode=kubeadm cannot work"
     )
     yield Finding("scheduler", Severity.OK, text, remedy, values=own_mode_values)

@@ -15,8 +15,6 @@ from cardwise.core.values.invalid import InvalidRequest
 
 _OPTION: Final = "--claims"
 _PARTS: Final = ("webhook", "extender", "deviceplugin")
-# Without one of these a pod can use the GPUs of another one.
-_POLICIES: Final = tuple(f"{name}.{names.GROUP}" for name in ("allocation", "claims", "claimstatus", "fencing"))
 _CONTROLLER: Final = "resourceclaim-controller"  # of kube-controller-manager
 _CONTROLLERS_FLAG: Final = "--controllers="
 _MAX_LISTED: Final = 3  # maximum number of pods named in one line
@@ -102,10 +100,10 @@ def _check_protection(facts: Facts) -> Iterator[Finding]:
     if "policies" in facts.unread_kinds:
         return
     installed = {policy["metadata"]["name"] for policy in facts.policies}
-    missing = [name for name in _POLICIES if name not in installed]
+    missing = [name for name in claims.POLICIES if name not in installed]
     if missing:
         text = (
-            f"{wording.enumerate_first(missing, len(_POLICIES))} missing: a user can name, change or delete the claims "
+            f"{wording.enumerate_first(missing, len(missing))} missing: a user can name, change or delete the claims "
             "of others"
         )
         remedy = f"let the chart recreate them (policies.enabled=true): {repairs.upgrade_command(facts)}"

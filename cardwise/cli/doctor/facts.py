@@ -15,8 +15,6 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 _APPS = "/apis/apps/v1"
-_POLICIES_PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-_POLICY_BINDINGS_PATH = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
 _NETWORKING = "/apis/networking.k8s.io/v1"
 RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 NODE_LEASES = "kube-node-lease"
@@ -112,8 +110,8 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
         "deployments": (paths.namespaced(_APPS, "deployments"), ""),
         "mutating_webhooks": (paths.mutatingwebhookconfigurations(), ""),
         "validating_webhooks": (paths.validatingwebhookconfigurations(), ""),
-        "policies": (_POLICIES_PATH, ""),
-        "policy_bindings": (_POLICY_BINDINGS_PATH, ""),
+        "policies": (paths.validatingadmissionpolicies(), ""),
+        "policy_bindings": (paths.validatingadmissionpolicybindings(), ""),
         "node_leases": (paths.leases(NODE_LEASES), ""),
         "leases": (paths.leases(namespace), ""),
         "schedulers": (paths.pods(SYSTEM_NAMESPACE), _SCHEDULER_LABEL),

@@ -28,6 +28,8 @@ KIND: Final = "ResourceClaim"
 # Kubernetes' limits on one claim: requests, and devices of all requests together.
 MAX_REQUESTS: Final = 32
 MAX_DEVICES: Final = 32
+# The chart's ValidatingAdmissionPolicies without which a user can name, forge, change or delete the claims of others.
+POLICIES: Final = tuple(f"{name}.{names.GROUP}" for name in ("allocation", "claims", "claimstatus", "fencing"))
 _TOKEN_BYTES: Final = 8
 _NAME: Final = re.compile(f"{names.CLAIM_PREFIX}[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 _REMEDY: Final = "delete the pod; its controller creates another one"

@@ -100,5 +100,8 @@ registry.k8s.io/kube-scheduler:{{ regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabi
 {{- else }}
 {{- $why := ternary "no node is visible as a control plane of kubeadm" "kube-scheduler is no static pod in kube-system" (empty $seen.controlPlane) }}
 {{- printf "\nHere %s, so kubeadm cannot work: write scheduler.mode=own,scheduler.image=%s" $why (include "cardwise.scheduler.image" .) }}
+{{- if and (ne .Values.scheduler.mode "claims") (semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version) }}
+{{- print ", or scheduler.mode=claims" }}
+{{- end }}
 {{- end }}
 {{- end }}

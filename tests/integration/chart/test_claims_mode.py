@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from cardwise.core.api import claims, names
+from cardwise.core.api import claims, classes, names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
+from tests.build import container
 from tests.cluster import Cluster
+from tests.cluster.cards import DEFAULT
+from tests.integration import commands
 from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, assigned, workload
 
@@ -106,5 +109,42 @@ def test_pods_without_a_request_are_not_concerned(space: Space) -> None:
     assert "schedulingGates" not in space.get("plain")["spec"]
 
 
+def test_types_whole_gpus_and_several_containers(space: Space) -> None:
+    """Each container gets its own share, by one claim."""
+    model = classes.name_of_model(DEFAULT[0].model)
+    by_type = container("by-type", gpu_mem=1000)
+    by_type["resources"]["limits"][f"{names.CLASS_PREFIX}{model}"] = "1"
+    space.create(workload("several", [by_type, container("other", gpu_mem=500)]))
+    space.create(workload("whole", whole_gpu=1))
+    space.running("several", "whole")
+    shares = assigned(space.get("several")).containers
+    assert {key: [share.mem for share in shares_of] for key, shares_of in shares.items()} == {"0": [1000], "1": [500]}
+    requests = {request["name"] for claim in claims_of(space) for request in claim["spec"]["devices"]["requests"]}
+    assert requests == {"by-type", "other", "main"}
+    ((whole,),) = assigned(space.get("whole")).containers.values()
+    assert whole.mem == DEFAULT[0].memory_mib
+
+
+def test_waiting_pod_says_why(space: Space) -> None:
+    """By `explain`, and by an event of the extender: kube-scheduler never sees the pod."""
+    space.create(workload("a", whole_gpu=2))
+    space.running("a")
+    space.create(workload("b", gpu_mem=1000))
+    space.wait(lambda: "GPU" in _events(space, "b"), "the event says why")
+    text = commands.cardwise(space.cluster, "explain", "pod", "b", "-n", space.name).stdout
+    assert f"It waits behind the gate {names.ALLOCATION_GATE}" in text
+    assert "kube-scheduler says" not in text
+
+
+def _events(space: Space, pod: str) -> str:
+    query = {"fieldSelector": f"involvedObject.name={pod}"}
+    events = space.cluster.api.get(paths.events(space.name), query)["items"]
+    return "\n".join(str(event.get("message")) for event in events)
+
+
 def test_helm_test_and_doctor_find_nothing(cluster: Cluster) -> None:
     assert "ok    kube-scheduler" in cluster.chart.helm("test", "cardwise", "--logs")
+    doctor = commands.cardwise(cluster, "doctor")
+    assert doctor.returncode == 0, doctor.stdout
+    assert "shares are ResourceClaims (scheduler.mode=claims)" in doctor.stdout
+    assert "the probe pod was placed on a GPU of n1 by the extender" in doctor.stdout
