@@ -149,7 +149,8 @@ class ClaimPreparation:
                 continue
             try:
                 claim = self._client.get(paths.resourceclaims(pod.namespace, pod.claim), timeout=_GET_TIMEOUT)
-            except (errors.NotFound, errors.InvalidName):  # the pod's sandbox still says what it holds
+            except (errors.NotFound, errors.InvalidName, errors.Forbidden):
+                # The pod's sandbox still says what it holds. Forbidden: the chart has another scheduler.mode by now.
                 continue
             for container in pod.keys:
                 slot = make_slot(claim["metadata"]["uid"], container)

@@ -5,6 +5,8 @@ import copy
 import pytest
 
 from cardwise.core.api import names
+from cardwise.kube import errors
+from cardwise.kube.client import KubeClient
 from deviceplugin.grants.granting import StartRefused
 from tests.deviceplugin.claimedpods import ClaimedPod
 from tests.deviceplugin.conftest import NODE, P100, PODS_HERE, Rig
@@ -96,10 +98,21 @@ def test_a_lost_state_folder_is_built_anew_from_claims(rig):
     assert rig.spec(pod.slot("first")) == first
 
 
-def test_a_lost_state_folder_without_the_claim_still_holds_the_share(rig):
+@pytest.mark.parametrize("loss", ["the claim is gone", "the chart has another mode"])
+def test_a_lost_state_folder_without_the_claim_still_holds_the_share(rig, loss, monkeypatch):
     pod = ClaimedPod(rig, shares={"main": [(0, P100)]})
     pod.run()
-    pod.delete_claim()
+    get = KubeClient.get
+
+    def refuse_claims(client: KubeClient, path: str, *args: object, **options: object) -> dict:
+        if path.endswith(pod.name.name):
+            raise errors.Forbidden(403, "Forbidden", "cannot get resourceclaims")
+        return get(client, path, *args, **options)
+
+    if loss == "the claim is gone":
+        pod.delete_claim()
+    else:
+        monkeypatch.setattr(KubeClient, "get", refuse_claims)
     (rig.folder / "state" / "grants" / pod.uid / "main.json").unlink()
     rig.stop()
     rig.start()
