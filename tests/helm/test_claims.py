@@ -13,9 +13,9 @@ def arguments(objects: Objects, kind: str, part: str) -> list[str]:
     return list(pod["containers"][0]["args"])
 
 
-def rights(objects: Objects) -> set[tuple[str, str]]:
-    """Resource and verb of the extender's role, of the group of claims."""
-    rules = get_object(objects, "ClusterRole", "cardwise-extender")["rules"]
+def rights(objects: Objects, part: str = "extender") -> set[tuple[str, str]]:
+    """Resource and verb of the part's role, of the group of claims."""
+    rules = get_object(objects, "ClusterRole", f"cardwise-{part}")["rules"]
     return {
         (resource, verb)
         for rule in rules
@@ -31,7 +31,9 @@ def test_class_selects_no_device(render: Render) -> None:
     assert spec == {"selectors": [{"cel": {"expression": "false"}}]}
 
 
-@pytest.mark.parametrize(("kind", "part"), [("Deployment", "webhook"), ("Deployment", "extender")])
+@pytest.mark.parametrize(
+    ("kind", "part"), [("Deployment", "webhook"), ("Deployment", "extender"), ("DaemonSet", "deviceplugin")]
+)
 def test_parts_are_told(render: Render, kind: str, part: str) -> None:
     assert "--claims" in arguments(render(*CLAIMS), kind, part)
     assert "--claims" not in arguments(render(), kind, part)
@@ -53,6 +55,17 @@ def test_extender_has_the_rights_to_claims(render: Render) -> None:
     rules = get_object(render(*CLAIMS), "ClusterRole", "cardwise-extender")["rules"]
     (named,) = [rule["resourceNames"] for rule in rules if "resourceNames" in rule]
     assert named == list(POLICIES), "those without which the extender does not start"
+
+
+def test_device_plugin_reads_claims_and_reaches_the_kubelet(render: Render) -> None:
+    """Only in this mode: the kubelet finds DRA plugins in plugins_registry."""
+    assert rights(render(*CLAIMS), "deviceplugin") == {("resourceclaims", "get")}
+    assert rights(render(), "deviceplugin") == set()
+    folders = {"/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins/cardwise.dev"}
+    for sets, mounted in ((CLAIMS, folders), ((), set())):
+        pod = get_object(render(*sets), "DaemonSet", "cardwise-deviceplugin")["spec"]["template"]["spec"]
+        assert {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]} & folders == mounted
+        assert {volume.get("hostPath", {}).get("path") for volume in pod["volumes"]} & folders == mounted
 
 
 TOO_OLD = "scheduler.mode: claims needs Kubernetes 1.34, and this is v1.33.9; upgrade, or write another mode"
