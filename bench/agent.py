@@ -66,7 +66,7 @@ def run(seconds: int, probes: int) -> list[Row]:
 def _pod_environment(folder: Path, daemon: socket.socket) -> dict[str, str]:
     """Create the files that are mounted into the pod. Returns the agent's environment variables."""
     root = folder / "mps"
-    home = Path(mps.folder(str(root), _UUID))
+    home = Path(mps.card_daemon_folder(str(root), _UUID))
     directories.prepare_folders(home)
     daemon.bind(str(home / mps.CLIENTS_FOLDER / mps.CONTROL_SOCKET))
     daemon.listen(1024)

@@ -33,7 +33,7 @@ class Nodes:
         """The node's free load; None if the node does not exist."""
         return self._free_loads.get(node)
 
-    def names(self) -> list[str]:
+    def open_nodes(self) -> list[str]:
         """The names of all nodes."""
         return list(self._free_loads)
 
@@ -85,7 +85,7 @@ def run(nodes: int, pods: int, members: int, runs: int) -> list[Row]:
     rows = []
     for label, resources_of in GANGS.items():
         ledger, free_loads, gang = filled_ledger(nodes, pods), Nodes(nodes), _members(members, resources_of)
-        offers = dict.fromkeys({member.shape for member in gang}, frozenset(free_loads.names()))
+        offers = dict.fromkeys({member.shape for member in gang}, frozenset(free_loads.open_nodes()))
         seconds = []
         for _ in range(runs):
             ledger.index()

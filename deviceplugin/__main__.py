@@ -248,7 +248,7 @@ def main(
             )
             break
     _log.info("stopping")
-    agent.drain()
+    agent.await_admissions()
     agent.stop()
     health_server.stop()
     client.close()

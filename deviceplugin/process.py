@@ -225,7 +225,7 @@ class NodeAgent:
             _log.error("--gpus does not match the GPUs of this node", problem=problem)
             self._events.record(ObjectRef.node(self._settings.node), "InvalidCardSelection", problem, "Warning")
 
-    def drain(self) -> None:
+    def await_admissions(self) -> None:
         """Wait some seconds until pending pods are admitted. Call before `stop` if the node keeps running."""
         node = self._inventory.node
         shutdown.wait_drained(

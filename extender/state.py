@@ -333,7 +333,7 @@ class State:
         """
         leader_changes = self._cache.leader_changes
         update_index(self._lock, self._cache, self._clock)
-        return self._node_search.decide(
+        return self._node_search.decide_after_search(
             placement_request, lambda searched: self._plan_pod(searched, created, leader_changes)
         )
 
@@ -363,7 +363,7 @@ class State:
         Raises SearchUnfinished.
         """
         update_index(self._lock, self._cache, self._clock)
-        return self._node_search.decide(
+        return self._node_search.decide_after_search(
             placement_request, lambda searched: self._score_fitting_nodes(searched, created)
         )
 
@@ -379,7 +379,7 @@ class State:
                 self._last_scores = _NO_SCORES
                 if self._clock.now() - scored_at < _SCORED_SECONDS:
                     return scores
-        return self._node_search.decide(placement_request, self._score_nodes)
+        return self._node_search.decide_after_search(placement_request, self._score_nodes)
 
     def assume(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int, by_claim: bool = False
@@ -533,7 +533,9 @@ class State:
             if next(self._queue.pods_requesting_class(name), None) is not None:
                 return True
             kinds = self._ledger.kinds
-            used_kinds = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
+            used_kinds = {
+                kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage_by_kind(namespace)
+            }
             return any(kind == UNKNOWN_KIND or name in kinds.get(kind).classes for kind in used_kinds)
 
     def take_changed_nodes(self) -> set[str]:

@@ -592,7 +592,7 @@ class MpsManager:
         return [
             card.uuid
             for card in self._all_gpus.cards()
-            if card.uuid in served_uuids or Path(mps.folder(str(self._settings.root), card.uuid)) == home
+            if card.uuid in served_uuids or Path(mps.card_daemon_folder(str(self._settings.root), card.uuid)) == home
         ]
 
     def _may_serve_unresponsive_card(self, home: Path) -> bool:
@@ -609,7 +609,12 @@ def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[Da
     if settings.scope is DaemonScope.CARD:
         root = str(settings.root)
         return [
-            DaemonUnit(name=card.uuid, home=Path(mps.folder(root, card.uuid)), scope=DaemonScope.CARD, cards=(card,))
+            DaemonUnit(
+                name=card.uuid,
+                home=Path(mps.card_daemon_folder(root, card.uuid)),
+                scope=DaemonScope.CARD,
+                cards=(card,),
+            )
             for card in cards
         ]
     if not cards:

@@ -94,7 +94,7 @@ CardState = tuple[Path | None, Status | None]
 
 def find_daemon_state(root: Path, uuid: str) -> CardState:
     """The folder and state of the MPS daemon that serves the card. A daemon for this card alone takes precedence."""
-    for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_daemon_folder(str(root)))):
+    for folder in (Path(mps.card_daemon_folder(str(root), uuid)), Path(mps.node_daemon_folder(str(root)))):
         status = read_state(folder)
         if status is not None and uuid in status.uuids:
             return folder, status
@@ -116,7 +116,7 @@ def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
     card closed. With `--stop-daemons=idle`, a manager that ends does not reopen cards that pods hold, and leaves their
     daemons running.
     """
-    for folder in (Path(mps.folder(str(root), uuid)), Path(mps.node_daemon_folder(str(root)))):
+    for folder in (Path(mps.card_daemon_folder(str(root), uuid)), Path(mps.node_daemon_folder(str(root)))):
         try:
             former = json.loads((folder / mps.MODES_FILE).read_bytes())
             # A saved mode EXCLUSIVE_PROCESS means that another program had closed the card before the manager started.

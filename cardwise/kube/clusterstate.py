@@ -75,7 +75,7 @@ class ClusterState:
     def quota_headroom(self, namespace: str) -> list[tuple[GPUQuota, Headroom]]:
         """The headroom of each entry of the namespace's GPUQuotas, with its GPUQuota."""
         return [
-            (quota, quotas.headroom(entry, self.ledger.used(namespace, entry)))
+            (quota, quotas.headroom(entry, self.ledger.used_amounts(namespace, entry)))
             for quota in self.quotas
             if quota.namespace == namespace
             for entry in quota.entries

@@ -52,23 +52,23 @@ class SimulatedCluster:
         self.engine.count_arrival(shape.request or NO_CARD, shape.load)
         sample = self.engine.learning_input_if_due()
         if sample is not None:
-            self.engine.adopt(learn_workload(sample))
+            self.engine.use_workload(learn_workload(sample))
 
     def refresh_scores(self) -> None:
         """Recompute stale scores before a decision needs them, as the extender does between calls."""
-        while self.engine.warm():
+        while self.engine.run_background_step():
             pass
 
     def set_workload(self, shapes: Iterable[PodShape]) -> None:
         """Teach the policies in advance the shapes of the pods that will arrive. A repeated shape counts repeatedly."""
         for shape in shapes:
             self.engine.count_arrival(shape.request or NO_CARD, shape.load)
-        self.engine.adopt(learn_workload(self.engine.learning_input()))
+        self.engine.use_workload(learn_workload(self.engine.learning_input()))
 
     def load_workload(self, text: str) -> None:
         """Teach the policies the workload that an engine has saved as text. Raises InvalidWorkload."""
         self.engine.workload.load(text)
-        self.engine.adopt(learn_workload(self.engine.learning_input()))
+        self.engine.use_workload(learn_workload(self.engine.learning_input()))
 
     def add_assigned_pod(self, holding: Holding) -> None:
         """Add a running pod with its cards. The node's free load already excludes its CPU and memory."""

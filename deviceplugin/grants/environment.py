@@ -47,7 +47,7 @@ def _card_env(grant: Grant) -> dict[str, str]:
         names.ENV_LIMIT_MIB: str(limit),
         names.ENV_FRACTION: fraction,
         names.ENV_CUPY_LIMIT: str(limit * _BYTES_PER_MIB),
-        **(mps.environment([share.mem for share in shares], _sm_percent(grant, shares)) if grant.mps else {}),
+        **(mps.container_environment([share.mem for share in shares], _sm_percent(grant, shares)) if grant.mps else {}),
     }
 
 

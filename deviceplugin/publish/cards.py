@@ -109,7 +109,7 @@ def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) 
 
     These are the labels from the `spec` of a card or device, and labels that people have set on the ExtendedResource.
     """
-    return classes.labels(
+    return classes.card_labels(
         node=spec["node"],
         index=spec["index"],
         uuid=spec["uuid"],
@@ -189,7 +189,7 @@ def isolation_status(spec: Json, resource: ExtendedResource | None, access: str)
     if spec["kind"] != classes.GPU_KIND:
         return None
     mps_status = resource.status.mps if resource is not None else None
-    tiers = isolation.tiers(
+    tiers = isolation.compute_tiers(
         mps_status.state if mps_status is not None else "",
         mps_status.reason if mps_status is not None else "",
         driver=spec["properties"].get("driver", ""),

@@ -38,7 +38,7 @@ class Cordons:
             _log.error("failed to read the saved cordons", path=str(path), error=str(error))
         self._saved = dict(self._by_uuid)
 
-    def update(self, resources: Iterable[ExtendedResource]) -> None:
+    def save_cordons(self, resources: Iterable[ExtendedResource]) -> None:
         """Save the cordons of these objects. Cordons of deleted objects are kept."""
         for resource in resources:
             if resource.spec.unschedulable:

@@ -179,7 +179,7 @@ class NodePublisher:
     def _reconcile(self) -> None:
         if not (self.node.synced and self._resources.synced.is_set() and self._pods.synced):
             return
-        self._cordons.update(self._resources.store.snapshot().values())
+        self._cordons.save_cordons(self._resources.store.snapshot().values())
         cards, devices = self._gpus.cards(), self._devices.devices()
         specs = [objects.card_spec(self._node, card) for card in cards]
         specs += [objects.device_spec(self._node, device) for device in devices]

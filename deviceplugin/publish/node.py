@@ -71,7 +71,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
 
 def _expand_suffix(amount: str) -> str:
     """The amount without a suffix, as we write it: the API server returns 40000 as 40k."""
-    number, _ = quantity.parse(amount)
+    number, _ = quantity.parse_amount(amount)
     return str(number.numerator) if number.denominator == 1 else amount
 
 

@@ -75,7 +75,7 @@ def project_pod(pod: Pod) -> NodePod:
         for name, amount in (resources.requests or resources.limits or {}).items():
             if name in names.REQUESTED or names.class_of(name):
                 with contextlib.suppress(quantity.InvalidQuantity):
-                    requests[name] = requests.get(name, 0) + quantity.count(str(amount), minimum=0)
+                    requests[name] = requests.get(name, 0) + quantity.parse_count(str(amount), minimum=0)
     return NodePod(
         uid=meta.uid,
         namespace=meta.namespace,

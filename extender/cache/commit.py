@@ -64,7 +64,7 @@ class Commit:
         self._nominated = nominated
         self._plan = plan
 
-    def conflict(self) -> str | None:
+    def find_conflict(self) -> str | None:
         """The name of the first check that fails; None if the places may be reserved."""
         _ = self._changed_places  # computed before the what-if changes nodes
         try:

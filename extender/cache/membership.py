@@ -121,7 +121,7 @@ def _label_reader(key: str) -> ReadProperty:
 
 def _labels(record: CardRecord) -> dict[str, str]:
     card = record.card
-    return classes.labels(
+    return classes.card_labels(
         node=record.node,
         index=card.index,
         uuid=card.uuid,

@@ -202,7 +202,7 @@ class NodeLoads:
         record = self._nodes.get(node)
         return record.node_labels.labels if record is not None else {}
 
-    def names(self) -> Collection[str]:
+    def open_nodes(self) -> Collection[str]:
         """The nodes that take pods now."""
         return [name for name, record in self._nodes.items() if record.schedulable and self.offers_shares(name)]
 

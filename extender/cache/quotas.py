@@ -66,7 +66,7 @@ class Quotas:
         if of_namespace is None:
             return []
         return [
-            quotas.headroom(entry, ledger.used(namespace, entry))
+            quotas.headroom(entry, ledger.used_amounts(namespace, entry))
             for quota in of_namespace.values()
             for entry in quota.entries
         ]
@@ -95,7 +95,7 @@ class Quotas:
         full_entries: list[tuple[tuple[bool, bool], FullEntry]] = []
         for key, quota in self._by_namespace.get(namespace, {}).items():
             for entry in quota.entries:
-                used, requested = ledger.used(namespace, entry), _requested_charge(ledger, entry, request)
+                used, requested = ledger.used_amounts(namespace, entry), _requested_charge(ledger, entry, request)
                 headroom = quotas.headroom(entry, used)
                 if not headroom.has_room_for(requested):
                     is_certain = not headroom.has_room_for(fitting.min_charge_of_share(request, ledger.kinds, entry))
@@ -117,4 +117,4 @@ def _requested_charge(ledger: Ledger, entry: QuotaEntry, request: PodRequest) ->
             continue  # this request gets no card that the entry counts
         smallest = max(0, kinds.smallest(container.resource_class, entry)) if container.whole else 0
         charges.append(quotas.min_charge_of_share(container.cards, container.mem, smallest))
-    return quotas.total(charges)
+    return quotas.sum_charges(charges)

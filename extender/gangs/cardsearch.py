@@ -237,8 +237,8 @@ class _FreeLoadsWithoutPods:
         free, returned = self._loads.free_load(node), self._returned.get(node)
         return free if free is None or returned is None else free.add(returned)
 
-    def names(self) -> Collection[str]:
-        return self._loads.names()
+    def open_nodes(self) -> Collection[str]:
+        return self._loads.open_nodes()
 
     def known_nodes(self) -> Collection[str]:
         return self._loads.known_nodes()

@@ -197,8 +197,8 @@ class GangPlaces:
     # The gang reservation. Called without the lock.
 
     def update_reservation(self, find_due: Callable[[], Sequence[Gang]], pace: Pace) -> None:
-        """Choose the gang for which cards are reserved, and the cards; see `GangReservation.update`."""
-        self._reservation.update(find_due, self._policy, pace)
+        """Choose the gang for which cards are reserved, and the cards; see `GangReservation.update_reservation`."""
+        self._reservation.update_reservation(find_due, self._policy, pace)
 
     # Plans. Called without the lock, except for the methods with other notes.
 
@@ -383,7 +383,7 @@ class GangPlaces:
             priority=task.gang.priority,
         )
         pace = limit_work(self._clock, LOCKED_SECONDS)
-        conflict = Commit(self._cache, self._nominated, plan, pace).conflict()
+        conflict = Commit(self._cache, self._nominated, plan, pace).find_conflict()
         if conflict is not None:
             return _Outcome.GANG_CHANGED if conflict == PODS_CHECK else _Outcome.CONFLICT
         self._nominator.release_overtaken(overtaken)

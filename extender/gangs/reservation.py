@@ -119,7 +119,7 @@ class GangReservation:
         self._end_reservation()
         self._set_cards(None)
 
-    def update(self, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace) -> None:
+    def update_reservation(self, find_due: Callable[[], Sequence[Gang]], policy: str, pace: Pace) -> None:
         """Search cards for at most one gang, then choose the gang and its cards. Called without the lock.
 
         find_due: returns the gangs of `select_due` that still wait; called under the lock.
@@ -461,7 +461,7 @@ class _Charges:
                 for kind, charge in self._by_member[uid].items():
                     charges.setdefault(kind, []).append(charge)
             self._uids = uids
-            self._total = {kind: quotas.total(of_kind) for kind, of_kind in charges.items()}
+            self._total = {kind: quotas.sum_charges(of_kind) for kind, of_kind in charges.items()}
         return self._total
 
 

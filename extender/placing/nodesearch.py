@@ -89,7 +89,9 @@ class NodeSearch:
         self._pauses = SearchPauses(clock)
         self._start = 0  # the position of the node with which the next search begins
 
-    def decide(self, placement_request: PlacementRequest, decide: Callable[[PlacementRequest], _Decision]) -> _Decision:
+    def decide_after_search(
+        self, placement_request: PlacementRequest, decide: Callable[[PlacementRequest], _Decision]
+    ) -> _Decision:
         """Return what `decide` returns; if the search under the lock would take too long, first search without the
         lock.
 

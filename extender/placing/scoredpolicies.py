@@ -101,13 +101,13 @@ class ScoredPolicies:
         """Use the learned model of the workload from now on."""
         with self._lock:
             if self._engine is not None:
-                self._engine.adopt(learned_workload)
+                self._engine.use_workload(learned_workload)
 
     def precompute_scores(self, max_nodes: int) -> bool:
         """Compute the scores of at most `max_nodes` nodes in advance. Returns whether more nodes may be left."""
         with self._lock:
             engine = self._updated_engine()
-            return engine.warm(max_nodes) if engine is not None else False
+            return engine.run_background_step(max_nodes) if engine is not None else False
 
     def request_rates(self) -> "dict[RequestSize, float]":
         """How often each request size arrived; empty if there is no engine to count arriving pods."""

@@ -88,4 +88,4 @@ def _quota_message(full_entry: FullEntry) -> str:
         ends = "the request exceeds the quota, so the pod starts only if the quota is raised"
     else:
         ends = "the pod starts when other pods of the namespace end or the quota is raised"
-    return f"GPUQuota {full_entry.quota} is full for {quotas.title(full_entry.entry)}: {amounts}; {ends}"
+    return f"GPUQuota {full_entry.quota} is full for {quotas.entry_title(full_entry.entry)}: {amounts}; {ends}"

@@ -251,7 +251,9 @@ def quota_status(
         return {"conditions": [unknown_condition, _valid_condition(record.problem, record.generation)]}
     charges = list(zip(record.quota.entries, used, strict=True))
     excess_by_entry = [(entry, _exceeded_amounts(entry, charge)) for entry, charge in charges]
-    exceeded_entries = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in excess_by_entry if amounts]
+    exceeded_entries = [
+        f"{quotas.entry_title(entry)}: {', '.join(amounts)}" for entry, amounts in excess_by_entry if amounts
+    ]
     if exceeded_entries:
         text = f"{'; '.join(exceeded_entries)}; running pods keep their GPUs, new pods wait"
         exceeded = _make_condition("Exceeded", "True", "LimitExceeded", text, record.generation)
@@ -271,7 +273,7 @@ def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
     """Texts for people about the amounts that exceed the limits of the entry."""
     return [
         f"{limit.used} {limit.unit} used, {limit.hard} allowed"
-        for limit in quotas.limits(entry, used)
+        for limit in quotas.entry_limits(entry, used)
         if limit.used > limit.hard
     ]
 
@@ -359,9 +361,9 @@ def _usage_summary(
     if name and name not in automatic and (name not in classes or classes[name].problem):
         # No amounts, because they would suggest that the entry limits pods.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
-    amounts = ", ".join(f"{limit.used}/{limit.hard} {limit.unit}" for limit in quotas.limits(entry, used))
-    return f"{quotas.title(entry)}: {amounts}"
+    amounts = ", ".join(f"{limit.used}/{limit.hard} {limit.unit}" for limit in quotas.entry_limits(entry, used))
+    return f"{quotas.entry_title(entry)}: {amounts}"
 
 
 def _entry_status(entry: QuotaEntry, used: Charge) -> dict[str, Any]:
-    return quotas.selection(entry) | quotas.to_fields(used) | {"hard": quotas.to_fields(entry)}
+    return quotas.entry_selection(entry) | quotas.to_fields(used) | {"hard": quotas.to_fields(entry)}

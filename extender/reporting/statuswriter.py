@@ -201,7 +201,7 @@ class StatusWriter:
         for key, quota in self._listers.quotas.snapshot().items():
             keys.setdefault(quota.namespace, []).append(Key(QUOTA, key))
         ledger = self._state.snapshot().ledger
-        usage = {namespace: ledger.usage(namespace) for namespace in keys}
+        usage = {namespace: ledger.usage_by_kind(namespace) for namespace in keys}
         for namespace, its_keys in keys.items():
             if usage[namespace] != self._usage.get(namespace):
                 self._schedule.enqueue_all(its_keys, now)
@@ -301,7 +301,7 @@ class StatusWriter:
         used: Sequence[Charge] = ()
         if record.quota is not None:
             with self._state.view() as ledger:
-                used = [ledger.used(record.namespace, entry) for entry in record.quota.entries]
+                used = [ledger.used_amounts(record.namespace, entry) for entry in record.quota.entries]
         new_status = statuses.quota_status(
             record, used, self._listers.classes.snapshot(), self._listers.cards.automatic_classes()
         )

@@ -59,9 +59,9 @@ class ShareAgent:
 
     def run(self) -> NoReturn:
         while True:
-            self._endpoint.serve(self.update())
+            self._endpoint.serve(self.refresh_share())
 
-    def update(self) -> float:
+    def refresh_share(self) -> float:
         """Check the cards, and write what has changed. Returns the seconds until the next update."""
         if self._settings.waits:
             self._check_cards()

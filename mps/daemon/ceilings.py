@@ -87,8 +87,8 @@ class Ceilings:
         """The ceilings to set, by UUID: the desired ones if known, else the confirmed ones, else the whole cards."""
         desired, cards = self.desired, self._unit.cards
         if desired is None:
-            return {card.uuid: self.confirmed.get(card.uuid) or mps.ceiling([card.memory]) for card in cards}
-        return {card.uuid: desired.get(card.uuid, mps.ceiling([])) for card in cards}
+            return {card.uuid: self.confirmed.get(card.uuid) or mps.ceiling_of_shares([card.memory]) for card in cards}
+        return {card.uuid: desired.get(card.uuid, mps.ceiling_of_shares([])) for card in cards}
 
     def _read_ceilings_by_card(self) -> dict[str, MiB]:
         ceilings = {uuid: self._control.ceiling(ordinal) for ordinal, uuid in enumerate(self._unit.uuids)}

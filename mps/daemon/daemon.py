@@ -87,7 +87,7 @@ class Daemon:
         self._on_change = on_change
         self._holders_problem = holders_problem
         self._clock = clock
-        self._environment = units.environment(unit)
+        self._environment = units.daemon_environment(unit)
         self._control = Control(host.front_end(settings.control, self._environment), settings.pace.probe_timeout)
         self._note = unit.home / mps.UNAVAILABLE_FILE
         self._machine = Machine()

@@ -43,7 +43,7 @@ class DaemonUnit:
         return processes
 
 
-def environment(unit: DaemonUnit) -> dict[str, str]:
+def daemon_environment(unit: DaemonUnit) -> dict[str, str]:
     """The environment of the daemon, which sees the unit's cards only, in their order.
 
     This is the manager's environment, since daemons need PATH and LD_LIBRARY_PATH, but without variables that would

@@ -169,4 +169,4 @@ def _project(content: bytes) -> tuple[str, PodView]:
 
 def min_ceilings_by_card(demands_by_card: Mapping[str, CardDemand]) -> dict[str, MiB]:
     """The memory limit that the daemon of each card must allow its clients, by UUID. Pure."""
-    return {uuid: mps.ceiling(demand.shares) for uuid, demand in demands_by_card.items()}
+    return {uuid: mps.ceiling_of_shares(demand.shares) for uuid, demand in demands_by_card.items()}

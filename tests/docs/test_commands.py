@@ -92,7 +92,7 @@ def test_the_classes_of_todays_cards_are_called_as_the_table_says(model, memory,
     assert classes.name_of_model(model) == name
     assert classes.accelerator_of_model(model) == name.replace(".", "-")
     parsed = classes.parse({"metadata": {"name": name}, "spec": classes.auto_spec(model)})
-    seen = classes.labels(node="n", index=0, uuid="u", model=model, memory=int(memory), properties={}, own={})
+    seen = classes.card_labels(node="n", index=0, uuid="u", model=model, memory=int(memory), properties={}, own={})
     assert parsed.selector.matches(seen)
 
 

@@ -156,7 +156,7 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
     clock.advance(1000)
     world.expire_reservations()
     with world.view() as ledger:
-        used = ledger.used("default", quotas.QuotaEntry())
+        used = ledger.used_amounts("default", quotas.QuotaEntry())
         clients = ledger.node("n1").clients
     assert (used.shares, used.cards) == (3, 0), "two halves are no whole card"
     assert clients == [2, 1]
@@ -176,7 +176,7 @@ def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(cloc
     reported = [reported_share("gone", P100) | {"corePercent": 100} | fields]
     world.set_card(*as_card(extended_resource(0, reported=reported, terminating=reported)))
     with world.view() as ledger:
-        assert ledger.used("default", quotas.QuotaEntry()).cards == cards
+        assert ledger.used_amounts("default", quotas.QuotaEntry()).cards == cards
 
 
 def test_a_report_on_a_pod_that_exists_counts_once(world):
@@ -601,10 +601,10 @@ def test_a_gang_is_not_planned_on_a_node_whose_slots_are_only_just_back(clock):
     before = loads.freed_count
     clock.advance(STEADY_SECONDS - 0.1)
     assert not loads.reopen_steady_nodes(clock.now())
-    assert (loads.is_open("n1"), list(loads.names())) == (False, [])
+    assert (loads.is_open("n1"), list(loads.open_nodes())) == (False, [])
     clock.advance(0.1)
     assert loads.reopen_steady_nodes(clock.now())
-    assert (loads.is_open("n1"), list(loads.names())) == (True, ["n1"])
+    assert (loads.is_open("n1"), list(loads.open_nodes())) == (True, ["n1"])
     assert loads.freed_count > before  # gangs that wait are tried again
 
 

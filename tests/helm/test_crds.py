@@ -101,7 +101,7 @@ def test_what_reports_and_gangs_may_say_is_what_the_extender_takes(render: Rende
 @pytest.mark.parametrize("plural", ["resourceclasses", "gpuquotas"])
 def test_amounts_are_read_as_the_schema_takes_them(render: Render, plural: str, amount: str) -> None:
     assert re.fullmatch(_amount_pattern(render, plural), amount)
-    assert amounts.memory(amount) >= 1
+    assert amounts.parse_memory_mib(amount) >= 1
 
 
 @pytest.mark.parametrize("amount", ["", "a lot", "-1", "8 Gi", "8gb", "Gi", "64X", "8B"])

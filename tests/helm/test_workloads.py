@@ -37,7 +37,7 @@ COMMANDS: dict[str, click.Command] = {
     "cardwise-mps": mps_part.main,
 }
 LONGEST_ROOT = mps.MAX_PIPE_LENGTH - len(
-    str(mps.folder("/", "GPU-9f3b5c2a-1111-2222-3333-444455556666") / mps.PIPE_FOLDER)
+    str(mps.card_daemon_folder("/", "GPU-9f3b5c2a-1111-2222-3333-444455556666") / mps.PIPE_FOLDER)
 )
 KIND_OF = {"webhook": "Deployment", "extender": "Deployment", "deviceplugin": "DaemonSet", "mps": "DaemonSet"}
 

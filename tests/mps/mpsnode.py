@@ -240,7 +240,7 @@ class Node:
     def home(self, index: int = 0) -> Path:
         if self.settings.scope is DaemonScope.NODE:
             return Path(mps.node_daemon_folder(str(self.root)))
-        return Path(mps.folder(str(self.root), uuid_of(index)))
+        return Path(mps.card_daemon_folder(str(self.root), uuid_of(index)))
 
     def pipe(self, index: int = 0) -> Path:
         return self.home(index) / mps.PIPE_FOLDER

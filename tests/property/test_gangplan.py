@@ -41,7 +41,7 @@ class Nodes:
     def free_load(self, node):
         return self._lefts.get(node)
 
-    def names(self):
+    def open_nodes(self):
         return list(self._lefts)
 
 
@@ -73,10 +73,10 @@ def keep_busy(ledger, uid, node, namespace):
 
 def some_plan(ledger, there, members, allowed):
     """Whether there is any choice of nodes that holds all of them, in any order of the cards' choice."""
-    for nodes in product(there.names(), repeat=len(members)):
+    for nodes in product(there.open_nodes(), repeat=len(members)):
         if not all(allowed(m, n) for m, n in zip(members, nodes, strict=True)):
             continue
-        loads = {name: there.free_load(name) for name in there.names()}
+        loads = {name: there.free_load(name) for name in there.open_nodes()}
         world = ledger.snapshot()
         fits = True
         # The biggest first, as the engine would choose on one node.
@@ -173,12 +173,12 @@ def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
     nodes = [(2, 9, 9), (2, 9, 9)]
     ledger, members = made_ledger(nodes), made_members(shapes_of)
     entry = QuotaEntry(shares=shares)
-    terms = Terms(policy="binpack", headroom=[headroom(entry, ledger.used("d", entry))])
+    terms = Terms(policy="binpack", headroom=[headroom(entry, ledger.used_amounts("d", entry))])
     planned = gangplan.plan(ledger, Nodes(nodes), members, terms)
     shares_wanted = sum(container.cards for m in members if m.request for container in m.request.containers)
     if isinstance(planned, Planned):
         hold(ledger, planned)
-        assert ledger.used("d", entry).shares == shares_wanted <= shares
+        assert ledger.used_amounts("d", entry).shares == shares_wanted <= shares
 
 
 class _Stopped(Exception):

@@ -62,7 +62,7 @@ def recounted(ledger, namespace, known):
 
 
 def usage(ledger, namespace):
-    of_kinds = ledger.usage(namespace).items()
+    of_kinds = ledger.usage_by_kind(namespace).items()
     return {kind if kind == UNKNOWN_KIND else ledger.kinds.get(kind): charge for kind, charge in of_kinds}
 
 
@@ -234,7 +234,7 @@ class LedgerMachine(RuleBasedStateMachine):
         for node in self.ledger.nodes():
             assert node.used == [0] * len(node.cards)
             assert node.free == [card.mem for card in node.cards]
-        assert not any(self.ledger.usage(namespace) for namespace in NAMESPACES)
+        assert not any(self.ledger.usage_by_kind(namespace) for namespace in NAMESPACES)
 
     @invariant()
     def incremental_equals_rebuilt(self):
@@ -251,7 +251,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     for kind, charge in recount.items()
                     if entry.covers(*((frozenset(), "") if kind == UNKNOWN_KIND else kind[:2]))
                 ]
-                assert self.ledger.used(namespace, entry) == quotas.total(covered)
+                assert self.ledger.used_amounts(namespace, entry) == quotas.sum_charges(covered)
 
     @invariant()
     def kinds_are_those_of_the_cards(self):

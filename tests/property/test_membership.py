@@ -86,7 +86,7 @@ def test_membership_equals_the_classifier(of_classes, records):
 def _labels(record):
     card = record.card
     of_device = isinstance(card, Device)
-    return classes.labels(
+    return classes.card_labels(
         node=record.node,
         index=card.index,
         uuid=card.uuid,

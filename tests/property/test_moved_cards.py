@@ -172,7 +172,7 @@ class MovedCards(RuleBasedStateMachine):
         """What the ledger charges the namespace, by the models of cards."""
         return {
             None if kind == UNKNOWN_KIND else self.ledger.kinds.get(kind).model: charge
-            for kind, charge in self.ledger.usage(namespace).items()
+            for kind, charge in self.ledger.usage_by_kind(namespace).items()
         }
 
     @invariant()

@@ -51,7 +51,7 @@ def picture(loads):
             )
             for node in NODES
         },
-        set(loads.names()),
+        set(loads.open_nodes()),
         [(loads.has_victims(limit), loads.nodes_with_victims(set(NODES), limit)) for limit in (1, 6)],
         loads.nodes_with_terminating_pods(set(NODES)),
         [(loads.get(key), loads.load_of(key)) for key in PODS],

@@ -146,7 +146,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule()
     def learn(self):
-        self.engine.adopt(learn_workload(self.engine.learning_input()))
+        self.engine.use_workload(learn_workload(self.engine.learning_input()))
 
     @rule()
     def bring_all_up_to_date(self):
@@ -163,7 +163,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule(limit=st.integers(0, 8))
     def warm(self, limit):
-        self.engine.warm(limit)
+        self.engine.run_background_step(limit)
 
     @invariant()
     def what_is_kept_is_what_would_be_computed(self):

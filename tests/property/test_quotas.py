@@ -23,7 +23,7 @@ charges = st.builds(Charge, st.integers(0, 5), st.integers(0, 400), st.integers(
 
 
 def _charge(share):
-    return quotas.total(map(quotas.charge, Assignment({"c0": (share,)}).card_uses()))
+    return quotas.sum_charges(map(quotas.charge_of_use, Assignment({"c0": (share,)}).card_uses()))
 
 
 @given(held=st.lists(st.tuples(shares, st.booleans())), order=st.randoms(use_true_random=False))
@@ -36,7 +36,7 @@ def test_charge_release_and_recount_agree_in_any_order(held, order: random.Rando
         charge = _charge(held[i][0])
         used = used.add(charge) if sign > 0 else used.subtract(charge)
     remaining = [share for share, goes in held if not goes]
-    assert used == quotas.total(_charge(share) for share in remaining)
+    assert used == quotas.sum_charges(_charge(share) for share in remaining)
     assert used == (len(remaining), sum(share.mem for share in remaining), sum(share.whole for share in remaining))
 
 

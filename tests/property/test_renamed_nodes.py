@@ -191,7 +191,7 @@ class RenamedNodes(RuleBasedStateMachine):
     def each_pod_is_charged_once(self):
         with self.state.view() as ledger:
             for namespace in NAMESPACES:
-                charged = quotas.total(ledger.usage(namespace).values())
+                charged = quotas.sum_charges(ledger.usage_by_kind(namespace).values())
                 of_pods = [pod for pod in self.pods.values() if pod.namespace == namespace and self.counts(pod)]
                 assert (charged.memory, charged.shares) == (sum(holder.share.mem for holder in of_pods), len(of_pods))
 

@@ -133,7 +133,7 @@ def test_every_model_has_a_class_of_a_valid_name_and_a_valid_label(model):
 @settings(deadline=None)
 def test_the_automatic_class_of_a_model_selects_its_cards(model):
     manifest = {"metadata": {"name": classes.name_of_model(model)}, "spec": classes.auto_spec(model)}
-    card = classes.labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
+    card = classes.card_labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
     assert classes.parse(manifest).selector.matches(card)
 
 
@@ -158,7 +158,7 @@ def test_a_card_is_in_the_class_of_its_model_unless_a_person_has_made_it(of_card
     classifier = Classifier(there)
     theirs = {known_class.name: known_class for known_class in there if edited}
     for model in of_cards:
-        card = classes.labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
+        card = classes.card_labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
         name = classes.name_of_model(model)
         inside = theirs[name].selector.matches(card) if name in theirs else bool(model) or _selects(there, name, card)
         assert classifier.classes_of(card) == ({name} if inside else set())

@@ -90,7 +90,7 @@ def scenes(draw):
 
 
 def quotas_left(ledger, entries):
-    return [quotas.headroom(entry, ledger.used(OURS, entry)) for entry in entries]
+    return [quotas.headroom(entry, ledger.used_amounts(OURS, entry)) for entry in entries]
 
 
 def groups(request):

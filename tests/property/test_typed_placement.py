@@ -105,7 +105,7 @@ def scenes(draw):
             ledger.set_holding(Holding(str(uid), namespace, "p", state.name, placement.Assignment({"0": (share,)})))
     if draw(st.booleans()):
         ledger.index()
-    headroom = [quotas.headroom(entry, ledger.used(OURS, entry)) for entry in draw(limits)]
+    headroom = [quotas.headroom(entry, ledger.used_amounts(OURS, entry)) for entry in draw(limits)]
     return ledger, headroom
 
 
@@ -135,7 +135,7 @@ def planned_holdings(plan):
 
 
 def charge_share_by_share(ledger, holdings, entry):
-    return quotas.total(
+    return quotas.sum_charges(
         quotas.Charge(1, share.mem, int(share.whole))
         for holding in holdings
         for share in holding.assignment.shares()
@@ -166,7 +166,7 @@ def test_counted_pods_exceed_the_quotas_that_one_of_them_exceeds_beside_the_othe
     holdings = planned_holdings(plan)
     for holding in holdings:
         ledger.set_holding(holding)
-    headroom = [quotas.headroom(entry, ledger.used(OURS, entry)) for entry in entries]
+    headroom = [quotas.headroom(entry, ledger.used_amounts(OURS, entry)) for entry in entries]
 
     def exceeds(holding, entry_headroom):
         charge = charge_share_by_share(ledger, [holding], entry_headroom.entry)
@@ -325,12 +325,12 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, pod_reques
         assert len({card.uuid for card in cards}) == card_request.cards
         assert all(card.healthy and not card.cordoned for card in cards)
         assert all(not card_request.resource_class or card_request.resource_class in card.classes for card in cards)
-    before = {room.entry: ledger.used(OURS, room.entry) for room in headroom}
+    before = {room.entry: ledger.used_amounts(OURS, room.entry) for room in headroom}
     ledger.set_holding(Holding("new", OURS, "new", placed.node, placed.assignment))
     assert min([*node.free, *node.free_core]) >= 0
     assert max(node.clients) <= node.max_clients
     for entry, used in before.items():
-        now = ledger.used(OURS, entry)
+        now = ledger.used_amounts(OURS, entry)
         for limit, was, is_ in zip((entry.shares, entry.memory, entry.cards), used, now, strict=True):
             assert limit is None or is_ <= limit or is_ == was
 

@@ -85,7 +85,7 @@ def mib_by_all(pod: Json) -> set[tuple[int, ...]]:
         tuple(share.mem for part in held.containers.values() for share in part),
         # Kubernetes: scheduler and kubelet, ResourceQuota and LimitRange; and gpushare's own inspect. Plain numbers.
         *(
-            tuple(int(quantity.parse(c["resources"][kind][names.GPU_MEM])[0]) for c in main)
+            tuple(int(quantity.parse_amount(c["resources"][kind][names.GPU_MEM]).number) for c in main)
             for kind in ("limits", "requests")
         ),
     }  # fmt: skip
@@ -134,4 +134,4 @@ def test_a_quota_and_the_pods_that_it_counts_are_of_one_unit(text: str, unit: Un
     expected = 0 if text == "0" else AMOUNTS[text][unit is Unit.GIB]
     assert (after is None) == (expected is None)
     if after is not None:
-        assert quantity.parse(after["spec"]["hard"][key]) == (Fraction(expected or 0), False)
+        assert quantity.parse_amount(after["spec"]["hard"][key]) == (Fraction(expected or 0), False)

@@ -167,7 +167,7 @@ class Machine:
 
     @property
     def home(self) -> Path:
-        return Path(mps.folder(str(self.root), self.card.uuid))
+        return Path(mps.card_daemon_folder(str(self.root), self.card.uuid))
 
     def problem(self, need: int = 0) -> str:
         return mpsfiles.unready_reason(self.root, self.card.uuid, memory_limit=MiB(need)) or ""
@@ -228,7 +228,7 @@ class Machine:
 
     def container(self, program: str, *numbers: object, mib: int = 0, percent: int = 0, user: int = 0) -> Tenant:
         """As `tenant` through MPS, in namespaces of its own, where it has of MPS what a container is given."""
-        share = mps.environment([MiB(mib)] if mib else [], percent or None)
+        share = mps.container_environment([MiB(mib)] if mib else [], percent or None)
         environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": self.card.uuid} | share
         arguments = [self.home / mps.CLIENTS_FOLDER, mps.CONTAINER_PIPE, self.root, user, PROGRAM]
         command = [*UNSHARE, "sh", "-ec", CONTAINER, "sh", *map(str, arguments), program, *map(str, numbers)]

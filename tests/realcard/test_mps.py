@@ -48,7 +48,7 @@ def test_a_process_that_drops_its_limit_meets_the_cards_ceiling(machine, measure
     machine.share("largest", 4000)
     answer = machine.tenant("fill").heard(120.0)
     assert answer["error"] == OUT_OF_MEMORY
-    assert answer["allocated"] <= mps.ceiling([4000])
+    assert answer["allocated"] <= mps.ceiling_of_shares([4000])
     measured("no limit of its own, ceiling 4096 MiB", f"{answer['allocated']} MiB allocated")
 
 

@@ -52,7 +52,7 @@ def test_the_webhook_takes_it_as_it_stands(path, annotations):
     after, warnings = admitted(pod, known)
     assert warnings == ()
     (container,) = after["spec"]["containers"]
-    mib = quantity.memory(str(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_MEM]))
+    mib = quantity.parse_mib(str(pod["spec"]["containers"][0]["resources"]["limits"][names.GPU_MEM]))
     assert env(container)[mps.LIMIT_ENV]["value"] == f"0={mib}M"
     assert agent(after)["image"] == IMAGE
     assert ("PYTHONPATH" in env(container)) is bool(annotations)

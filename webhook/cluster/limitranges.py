@@ -22,7 +22,7 @@ class Amount:
     @classmethod
     def parse_amount(cls, text: object) -> "Amount":
         """Raises InvalidQuantity."""
-        return cls(str(text), quantity.parse(str(text))[0])
+        return cls(str(text), quantity.parse_amount(str(text)).number)
 
 
 @dataclass(frozen=True, slots=True)

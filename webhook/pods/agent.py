@@ -488,7 +488,7 @@ def _read_amount(container: Json, kind: str, name: str) -> Fraction | None:
     if text is None and kind == "requests":
         text = (resources.get("limits") or {}).get(name)
     try:
-        return None if text is None else quantity.parse(text)[0]
+        return None if text is None else quantity.parse_amount(text).number
     except InvalidQuantity:
         return None  # Kubernetes refuses the pod
 

@@ -183,7 +183,7 @@ def _refuse_beyond_node(text: str | int, unit: Unit, largest_node: int, field: s
 
     largest_node: MiB; 0 if unknown.
     """
-    number, _ = quantity.parse(text)
+    number, _ = quantity.parse_amount(text)
     if largest_node and number * unit.mib > largest_node:
         raise InvalidRequest(
             field,
@@ -271,7 +271,7 @@ def _limits_added_by_class(container: Container, resources: Json, lookup: Lookup
     if gpu_class.share is None:
         return {}
     try:
-        count = quantity.count(limits[resource], maximum=request.MAX_CARDS)
+        count = quantity.parse_count(limits[resource], maximum=request.MAX_CARDS)
     except InvalidQuantity:
         return {}
     added = {names.GPU_MEM: str(count * gpu_class.share.memory)}

@@ -39,7 +39,7 @@ def check_defaults(defaults: Defaults, namespace: str) -> None:
             )
     if defaults.gpu_mem:
         try:
-            quantity.memory(defaults.gpu_mem)
+            quantity.parse_mib(defaults.gpu_mem)
         except quantity.InvalidQuantity as error:
             raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
     if defaults.policy:

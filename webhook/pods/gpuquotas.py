@@ -59,7 +59,7 @@ def check_request(
     for quota_usage in quota_usages:
         quota = quota_usage.quota
         for i, entry in enumerate(quota.entries):
-            requested = quotas.total(
+            requested = quotas.sum_charges(
                 _least_charge(container, smallest)
                 for container in pod_request.containers
                 if _surely_counts(entry, container)
@@ -80,7 +80,7 @@ def check_request(
             exceeded = ", ".join(
                 f"{limit.field} requested {limit.requested}"
                 + (f", used {limit.used}, hard {limit.hard}" if detailed else "")
-                for limit in quotas.limits(entry, used, requested)
+                for limit in quotas.entry_limits(entry, used, requested)
                 if limit.field in fields
             )
             raise InvalidRequest(

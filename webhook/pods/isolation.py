@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from cardwise.core.api import mps, names
-from cardwise.core.api.isolation import FIELD, KERNEL_MIN_DRIVER, Isolation, parse_isolation, strongest
+from cardwise.core.api.isolation import FIELD, KERNEL_MIN_DRIVER, Isolation, parse_isolation, strongest_demand
 from cardwise.core.api.mps import DaemonScope, SmPercent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.invalid import InvalidRequest
@@ -49,7 +49,7 @@ def min_isolation(pod_request: PodRequest, context: Context) -> Isolation:
         return Isolation.NONE
     field = f"namespace {context.namespace}: {FIELD}"
     text = context.defaults.isolation if context.defaults is not None else ""
-    return strongest(context.settings.isolation, parse_isolation(text or Isolation.NONE, field))
+    return strongest_demand(context.settings.isolation, parse_isolation(text or Isolation.NONE, field))
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
@@ -65,7 +65,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     minimum = min_isolation(pod.request, context)
     demand = parse_isolation(annotations.get(names.ISOLATION, Isolation.ADVISORY))
     if demand.uses_mps:
-        demand = strongest(_applicable(demand, pod.request, context.cluster.mps_scopes), minimum)
+        demand = strongest_demand(_applicable(demand, pod.request, context.cluster.mps_scopes), minimum)
     pod.isolation = demand
     written = {names.ISOLATION: str(demand)}
     if names.SM_PERCENT in annotations:

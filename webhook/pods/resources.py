@@ -202,7 +202,7 @@ def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[s
     if card_request.resource_class:
         key = names.CLASS_PREFIX + card_request.resource_class
         # The requested number of units; with a class that has a share, units are not cards.
-        amounts_by_name[key] = int(quantity.parse(limits[key])[0]) if key in limits else card_request.cards
+        amounts_by_name[key] = int(quantity.parse_amount(limits[key]).number) if key in limits else card_request.cards
     if card_request.whole:
         return {names.WHOLE_GPU: card_request.cards, **amounts_by_name}
     core = {names.GPU_CORE: int(card_request.core)} if card_request.core else {}
@@ -259,7 +259,7 @@ def _mps_env_entries(card_request: ContainerRequest) -> list[Json]:
     a percentage that follows from the memory, because no annotation has these in MPS's format.
     """
     limits = [card_request.mem_per_card] * card_request.cards
-    variables = mps_values.environment(limits, card_request.core_per_card or None)
+    variables = mps_values.container_environment(limits, card_request.core_per_card or None)
     return [{"name": name, "value": text} for name, text in variables.items() if name != mps_values.PIPE_ENV]
 
 

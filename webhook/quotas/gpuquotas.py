@@ -50,7 +50,7 @@ def check_quota(manifest: Json, lookup: Lookup, known_classes: Iterable[str] = (
         warnings += [
             f"{field}.{limit.field}: {limit.hard} is below the {limit.used} that are used now; running pods keep what "
             "they have, and no pod gets more"
-            for limit in quotas.limits(entry, quota_usage.used_by(entry))
+            for limit in quotas.entry_limits(entry, quota_usage.used_by(entry))
             if limit.used > limit.hard
         ]
     return tuple(warnings)

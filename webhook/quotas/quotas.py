@@ -125,12 +125,12 @@ class _Rewriting:
 
     def _rewrite_amount(self, text: str | int, path: str) -> str:
         try:
-            number, _ = quantity.parse(text)
+            number, _ = quantity.parse_amount(text)
             # In a quota zero is valid: it allows no share.
             if number == 0:
                 return format_count(text, 0)
             with_unit = str(text) if number in self.stored_mib else add_unit(text, self.unit, path)
-            mib = format_count(text, quantity.memory(with_unit))
+            mib = format_count(text, quantity.parse_mib(with_unit))
         except InvalidQuantity as error:
             raise InvalidRequest(path, error.problem, error.remedy) from error
         self.written_mib.add(mib)
@@ -154,7 +154,7 @@ def _bare_numbers(texts: Iterable[str]) -> Iterator[Fraction]:
     """The numbers among the texts that have no unit."""
     for text in texts:
         try:
-            number, is_bytes = quantity.parse(text)
+            number, is_bytes = quantity.parse_amount(text)
         except InvalidQuantity:
             continue
         if not is_bytes:

@@ -124,7 +124,7 @@ def warn_limit_range(
 def _warn_small_amount(field: str, amount: str | int, min_share: int) -> list[str]:
     """The warning about a stored gpu-mem amount that is too small for a useful share: its unit is probably missing."""
     try:
-        mib = quantity.memory(amount)
+        mib = quantity.parse_mib(amount)
     except quantity.InvalidQuantity:
         return []  # zero is valid: it allows no share
     if mib >= min_share:
@@ -194,8 +194,8 @@ def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
         for kind, amounts in containers.amount_lists(container.spec.get("resources") or {}):
             amount = str(amounts.get(names.GPU_MEM, ""))
             try:
-                number = quantity.parse(amount)[0]
-                in_unit = Fraction(quantity.memory(quantity.with_unit(amount, unit)), unit.mib)
+                number = quantity.parse_amount(amount).number
+                in_unit = Fraction(quantity.parse_mib(quantity.with_unit(amount, unit)), unit.mib)
             except quantity.InvalidQuantity:
                 continue  # the validation of the pod reports it
             if number != in_unit:

@@ -83,6 +83,6 @@ def _is_equal(key: str, amount: object, stored: object, unit: Unit) -> bool:
     if key != names.GPU_MEM:
         return is_equal(amount, stored)
     try:
-        return quantity.memory(quantity.with_unit(str(amount), unit)) == quantity.memory(str(stored))
+        return quantity.parse_mib(quantity.with_unit(str(amount), unit)) == quantity.parse_mib(str(stored))
     except InvalidQuantity:
         return False

@@ -112,7 +112,7 @@ def rename_keys(amounts: Json, field: str, translate: Callable[[str, object], st
 def is_zero(amount: object) -> bool:
     """Whether the amount is zero, which many charts write for "no GPU"."""
     try:
-        return quantity.parse(str(amount))[0] == 0
+        return quantity.parse_amount(str(amount)).number == 0
     except InvalidQuantity:
         return False
 
@@ -120,7 +120,7 @@ def is_zero(amount: object) -> bool:
 def is_equal(amount: object, other: object) -> bool:
     """Whether two amounts are the same quantity."""
     try:
-        return quantity.parse(str(amount))[0] == quantity.parse(str(other))[0]
+        return quantity.parse_amount(str(amount)).number == quantity.parse_amount(str(other)).number
     except InvalidQuantity:
         return amount == other
 

@@ -35,7 +35,7 @@ class ClusterEngine(Engine):
             self.note = f"the extender's saved data cannot be read ({error})"
         sample = self.learning_input()
         if sample.counts and sample.sizes:
-            self.adopt(learn_workload(sample))
+            self.use_workload(learn_workload(sample))
 
     def free_load(self, node: str) -> Load | None:
         """The free cpu and memory of a node. The engine calls this method."""

@@ -90,7 +90,7 @@ def card_classifier(live_workload: LiveWorkload) -> Callable[[Card, str], Card]:
     classifier = Classifier(live_workload.classes.values())
 
     def classify_card(card: Card, node: str) -> Card:
-        labels = classes.labels(
+        labels = classes.card_labels(
             node=node, index=card.index, uuid=card.uuid, model=card.model, memory=card.mem, properties={}, own={}
         )
         class_names = classifier.classes_of(labels)

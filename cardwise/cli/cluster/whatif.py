@@ -131,7 +131,7 @@ def _parse_pod(text: str, field: str) -> Json:
 def _check_amount(field: str, amount_text: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
     """Check that Kubernetes would accept an amount, since an invalid amount would count as 0. Raises InvalidRequest."""
     try:
-        amount, _ = quantity.parse(amount_text)
+        amount, _ = quantity.parse_amount(amount_text)
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error
     if amount < 0:
@@ -339,7 +339,7 @@ def parse_nodes(text: str, number: int, models: Sequence[str], classify_card: Ca
         bounds = f"write 1 to {_MAX_NODES} x 1 to {_MAX_CARDS}"
         raise InvalidRequest(field, f"{count} nodes of {cards} GPUs are out of range", bounds)
     try:
-        memory = quantity.memory(match[4])
+        memory = quantity.parse_mib(match[4])
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, error.remedy) from error
     free_load = _parse_free_load(field, match[5])

@@ -579,14 +579,14 @@ def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) ->
             for limit in fitting.card_requests(pod_request)
             if not (entry.resource_class or entry.model) or limit.resource_class == entry.resource_class != ""
         ]
-        charge = quotas.total(limit.charge(limit.cards, 0) for limit in card_requests)
+        charge = quotas.sum_charges(limit.charge(limit.cards, 0) for limit in card_requests)
         amounts = ", ".join(
             f"{limit.used} of {limit.hard} {limit.unit} used"
             + (f", {limit.requested} requested" if limit.requested else "")
-            for limit in quotas.limits(entry, view.used, charge)
+            for limit in quotas.entry_limits(entry, view.used, charge)
         )
         verdict = "does not allow this on" if quotas.exceeded_limits(entry, view.used, charge) else "on"
-        lines.append(f"GPUQuota {view.quota.name} {verdict} {quotas.title(entry)}: {amounts}.")
+        lines.append(f"GPUQuota {view.quota.name} {verdict} {quotas.entry_title(entry)}: {amounts}.")
     return lines
 
 
@@ -599,14 +599,14 @@ def explain_quotas(pod_request: PodRequest, namespace: str, cluster_state: Clust
         if excess is None:
             continue
         charge, closes_all_cards = excess
-        used = cluster_state.ledger.used(namespace, headroom.entry)
+        used = cluster_state.ledger.used_amounts(namespace, headroom.entry)
         exceeded_text = ", ".join(
             f"{limit.used} of {limit.hard} {limit.unit} used, {limit.requested} requested"
             for limit in quotas.exceeded_limits(headroom.entry, used, charge)
         )
         other_gpus_note = "" if closes_all_cards else "; GPUs that it does not limit are still available"
         lines.append(
-            f"GPUQuota {quota.name} does not allow this on {quotas.title(headroom.entry)}: "
+            f"GPUQuota {quota.name} does not allow this on {quotas.entry_title(headroom.entry)}: "
             f"{exceeded_text}{other_gpus_note}."
         )
     return lines

@@ -92,10 +92,10 @@ def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], cluste
             for card_request in card_requests
             if covers_all or card_request.resource_class == entry.resource_class != ""
         ]
-        charge = quotas.total(card_request.charge(card_request.cards, 0) for card_request in covered_requests)
+        charge = quotas.sum_charges(card_request.charge(card_request.cards, 0) for card_request in covered_requests)
         lines += [
             f"Its gang cannot start: its {len(members)} waiting members request {limit.requested} {limit.unit} of "
-            f"{quotas.title(entry)} together, and GPUQuota {quota.name} allows {limit.hard}."
+            f"{quotas.entry_title(entry)} together, and GPUQuota {quota.name} allows {limit.hard}."
             for limit in quotas.exceeded_limits(entry, NO_CHARGE, charge)
         ]
     return lines

@@ -239,7 +239,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, cluster_state: Clus
         if explanation.find_exceeding_charge(card_requests, headroom, cluster_state.ledger) is None:
             continue
         charges = [
-            (holding, totals.charge(cluster_state.ledger, holding, headroom.entry).memory)
+            (holding, totals.charge_to_entry(cluster_state.ledger, holding, headroom.entry).memory)
             for holding in cluster_state.ledger.holdings()
         ]
         own_holdings = [(holding, mem) for holding, mem in charges if holding.namespace == namespace and mem]
@@ -252,7 +252,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, cluster_state: Clus
             if largest
             else ""
         )
-        yield f"GPUQuota {quota.name} left capacity on {quotas.title(headroom.entry)}{quota_names}"
+        yield f"GPUQuota {quota.name} left capacity on {quotas.entry_title(headroom.entry)}{quota_names}"
 
 
 def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:

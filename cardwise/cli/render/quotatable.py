@@ -20,7 +20,7 @@ def table(views: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bo
         hard = quotas.to_fields(view.entry)
         used_of_hard = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
-        selection = quotas.title(view.entry)
+        selection = quotas.entry_title(view.entry)
         if view.missing_class_reason:  # the entry limits nothing, and numbers would suggest a limit
             selection, used_of_hard = f"{selection}: {view.missing_class_reason}", ["-"] * len(used_of_hard)
         rows.append([view.quota.namespace, view.quota.name, selection, *used_of_hard, on_exceed])
@@ -31,7 +31,7 @@ def _holder_rows(views: Sequence[EntryView]) -> list[list[str]]:
     rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "POD", "NODE", "SHARES", "MIB", "WHOLE-GPUS"]]
     for view in views:
         for holding, amounts in view.holders:
-            quota_cells = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
+            quota_cells = [view.quota.namespace, view.quota.name, quotas.entry_title(view.entry)]
             rows.append([*quota_cells, holding.name_with_phase, holding.node, *map(str, amounts)])
     return rows
 
@@ -60,7 +60,7 @@ def _entry_as_json(view: EntryView) -> Json:
         "namespace": view.quota.namespace,
         "name": view.quota.name,
         "onExceed": "Refuse" if view.quota.refuse else "Wait",
-        **quotas.selection(view.entry),
+        **quotas.entry_selection(view.entry),
         "hard": quotas.to_fields(view.entry),
         "used": quotas.to_fields(view.used),
         **({"problem": view.missing_class_reason} if view.missing_class_reason else {}),

@@ -91,7 +91,7 @@ class Classifier:
         self._class_of_model: dict[str, frozenset[str]] = {}
 
     def classes_of(self, labels: Mapping[str, str]) -> frozenset[str]:
-        """The names of the classes that select a card or device with these labels, as `labels` returns them."""
+        """The names of the classes that select a card or device with these labels, as `card_labels` returns them."""
         selected_values = tuple(map(labels.get, self._keys))
         names_of_classes = self._classes_by_labels.get(selected_values)
         if names_of_classes is None:
@@ -141,7 +141,7 @@ def _build_automatic_class(name: str, model: str) -> ResourceClass:
     return ResourceClass(name=name, selector=selector, auto=True, untouched=True)
 
 
-def labels(
+def card_labels(
     *,
     node: str,
     index: int,
@@ -278,7 +278,7 @@ def _parse_share(share: object) -> ClassShare:
         remedy = "write MiB such as 8138, or a quantity such as 8Gi; without a share, one of the class is a whole GPU"
         raise InvalidRequest("spec.share.memoryMiB", problem, remedy)
     try:
-        mib = quantity.memory(amounts.to_kubernetes_spelling(str(memory)))
+        mib = quantity.parse_mib(amounts.to_kubernetes_spelling(str(memory)))
     except InvalidQuantity as error:
         raise InvalidRequest("spec.share.memoryMiB", error.problem, error.remedy) from error
     if "corePercent" in share and (type(core) is not int or not 1 <= core <= FULL_CORE):

@@ -44,7 +44,7 @@ def is_labelled(labels: Mapping[str, str]) -> bool:
 
 def count_nvidia_gpus(capacity: Mapping[str, str]) -> int:
     """The number of GPUs, or shares of GPUs, that NVIDIA's device plugin offers on a node with this capacity."""
-    return sum(quantity.count(capacity.get(name, 0), minimum=0) for name in _NVIDIA_RESOURCES)
+    return sum(quantity.parse_count(capacity.get(name, 0), minimum=0) for name in _NVIDIA_RESOURCES)
 
 
 def nvidia_plugin_problem(nvidia_gpus: int) -> str | None:

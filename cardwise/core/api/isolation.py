@@ -75,7 +75,7 @@ class Isolation(StrEnum):
         return list(Isolation).index(self)
 
 
-def strongest(*demands: Isolation) -> Isolation:
+def strongest_demand(*demands: Isolation) -> Isolation:
     """The strongest of these demands."""
     return max(demands, key=lambda demand: demand.strength)
 
@@ -139,13 +139,13 @@ def has_kernel_limit(driver: str) -> bool:
 
 
 def kernel_limit_obstacle(driver: str, *, has_cdi: bool) -> str | None:
-    """Why the driver limits no container's memory on a card; None if it can. The arguments are those of `tiers`."""
+    """Why the driver limits no container's memory on a card; None if it can. Arguments as for `compute_tiers`."""
     if not has_kernel_limit(driver):
         return _describe_old_driver(driver)
     return None if has_cdi else NO_CDI
 
 
-def tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tiers:
+def compute_tiers(mps_state: str, mps_reason: str, *, driver: str, has_cdi: bool) -> Tiers:
     """The tiers of a card.
 
     mps_state, mps_reason: as in the card's status; "" for both on a node without an MPS manager.

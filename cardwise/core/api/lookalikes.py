@@ -76,7 +76,7 @@ _SUGGESTED_NAMES: Final[Mapping[str, str]] = {_CORE_RESOURCE_START: names.GPU_CO
 # Resource names that suggest a GPU. The same pattern as the chart's `cardwise.cel.looksLikeGpu`: the API server calls
 # the webhook for objects with such a resource.
 _GPU_NAME: Final = re.compile(r"gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/")
-# The keys of the labels that every card has, for selectors (`classes.labels`).
+# The keys of the labels that every card has, for selectors (`classes.card_labels`).
 CARD_LABEL_KEYS: Final = (
     "model", "memory", "node", "hostname", "index", "uuid", "kind",
     "driver", "clock", "architecture", "computecapability",

@@ -144,7 +144,7 @@ def folder_name(uuid: str) -> str:
     return f"{start}-{hashlib.sha256(lower.encode()).hexdigest()[:_DIGEST_LENGTH]}"
 
 
-def folder(root: str, uuid: str) -> PurePosixPath:
+def card_daemon_folder(root: str, uuid: str) -> PurePosixPath:
     """The folder of one card's daemon."""
     return PurePosixPath(root) / folder_name(uuid)
 
@@ -160,7 +160,9 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
         raise InvalidRequest(
             "--mps-root", f"{quote_text(root)} is not an absolute path", f"write one, such as {DEFAULT_ROOT}"
         )
-    folders = [node_daemon_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
+    folders = (
+        [node_daemon_folder(root)] if scope is DaemonScope.NODE else [card_daemon_folder(root, uuid) for uuid in uuids]
+    )
     for daemon_folder in folders:
         pipe = daemon_folder / PIPE_FOLDER
         length = len(str(pipe).encode())
@@ -172,7 +174,7 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
             )
 
 
-def ceiling(shares: Sequence[MiB]) -> MiB:
+def ceiling_of_shares(shares: Sequence[MiB]) -> MiB:
     """The memory limit of a daemon, in MiB, that allows each of these shares.
 
     From 1 GiB on, whole GiB. A limit counts only if the daemon reports it as written, but daemons report `8138M` as
@@ -209,7 +211,7 @@ def check_limits(text: str) -> None:
         )
 
 
-def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, str]:
+def container_environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, str]:
     """The environment of a container with MPS.
 
     limits: MiB, by card ordinal.

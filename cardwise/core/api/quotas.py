@@ -147,7 +147,7 @@ def headroom(entry: QuotaEntry, used: Charge) -> Headroom:
     return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).subtract(used)
 
 
-def charge(use: CardUse) -> Charge:
+def charge_of_use(use: CardUse) -> Charge:
     """The charge of a pod's shares of one card."""
     return Charge(use.shares, use.mem, use.whole)
 
@@ -183,7 +183,7 @@ def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
     return any(entry.memory is not None or getattr(entry, amount) is not None for entry in general_entries)
 
 
-def total(charges: Iterable[Charge]) -> Charge:
+def sum_charges(charges: Iterable[Charge]) -> Charge:
     """The sum of charges."""
     shares = memory = cards = 0
     for part in charges:
@@ -226,17 +226,17 @@ def to_fields(amounts: Charge | QuotaEntry) -> dict[str, int]:
     return {field: amount for field, amount in fields if amount is not None}
 
 
-def selection(entry: QuotaEntry) -> dict[str, str]:
+def entry_selection(entry: QuotaEntry) -> dict[str, str]:
     """The entry's selection as fields of a GPUQuota; empty for all cards."""
     return {field: name for field, name in (("class", entry.resource_class), ("model", entry.model)) if name}
 
 
-def title(entry: QuotaEntry) -> str:
+def entry_title(entry: QuotaEntry) -> str:
     """The GPUs of the entry, as text for users: a class, a model, or "all GPUs"."""
     return sanitize_message(entry.resource_class or entry.model, _MAX_TITLE_BYTES) or "all GPUs"
 
 
-def limits(entry: QuotaEntry, used: Charge, requested: Charge = NO_CHARGE) -> list[Limit]:
+def entry_limits(entry: QuotaEntry, used: Charge, requested: Charge = NO_CHARGE) -> list[Limit]:
     """Each limit of the entry, with used and requested amounts."""
     return [
         Limit(field, unit, getattr(used, name), limit, getattr(requested, name))
@@ -249,7 +249,7 @@ def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[
     """The limits that `used` and `requested` together would exceed. Only limits on requested amounts matter."""
     return [
         limit
-        for limit in limits(entry, used, requested)
+        for limit in entry_limits(entry, used, requested)
         if limit.requested and limit.used + limit.requested > limit.hard
     ]
 
@@ -337,6 +337,6 @@ def _parse_memory(fields: Mapping[str, Any], field: str) -> int | None:
     if type(amount) is not int and not isinstance(amount, str):
         raise InvalidRequest(field, f"{quote_text(amount)} is not an amount of memory", remedy)
     try:
-        return amounts.memory(amount)
+        return amounts.parse_memory_mib(amount)
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error

@@ -228,7 +228,7 @@ def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
     for entry in filter(None, entries):
         name, _, number = entry.partition("=")
         try:
-            counts[name] = quantity.count(number, maximum=MAX_CARDS)
+            counts[name] = quantity.parse_count(number, maximum=MAX_CARDS)
         except quantity.InvalidQuantity as error:
             raise InvalidRequest(field, f"{quote_text(entry)}: {error.problem}", error.remedy) from error
     return counts
@@ -307,7 +307,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
         canonical = (
             names.GPU_COUNT not in limits
             and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
-            and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
+            and not quantity.parse_amount(limits.get(names.GPU_MEM, "0")).is_bytes
         )
         if (c.key in slots and not has_slot(c)) or (c.key in card_containers and not canonical):
             raise NotRewritten(
@@ -448,7 +448,7 @@ def split_cards(container: Container, read_split_counts: Callable[[], Mapping[st
         if entry.get("name") == names.ENV_GPU_COUNT:
             number = str(entry.get("value"))
             try:
-                return quantity.count(number, maximum=MAX_CARDS)
+                return quantity.parse_count(number, maximum=MAX_CARDS)
             except quantity.InvalidQuantity as error:
                 field = f"{container.path}.env[{names.ENV_GPU_COUNT}]"
                 raise InvalidRequest(field, f"{quote_text(number)}: {error.problem}", "leave it out") from error
@@ -533,10 +533,10 @@ def _read_amount(container: Container, name: str, limits: Json, requests: Json) 
 def _parse_amount(field: str, name: str, text: str | int) -> int:
     try:
         if name == names.GPU_MEM:
-            return quantity.memory(text)
+            return quantity.parse_mib(text)
         if name == names.GPU_CORE:
-            return quantity.count(text, maximum=6400)
-        return quantity.count(text, maximum=MAX_CARDS)
+            return quantity.parse_count(text, maximum=6400)
+        return quantity.parse_count(text, maximum=MAX_CARDS)
     except quantity.InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, _amount_remedy(name, text, error.remedy)) from error
 
@@ -553,7 +553,7 @@ def _amount_remedy(name: str, text: str | int, remedy: str) -> str:
     if name == names.GPU_CORE:
         remedy = f"write a percentage from 1 to {FULL_CORE} for each GPU"
     try:
-        number, _ = quantity.parse(text)
+        number, _ = quantity.parse_amount(text)
     except quantity.InvalidQuantity:
         return remedy
     if number == 0:

@@ -1,7 +1,7 @@
 """Selectors of cards: Kubernetes' label selectors, extended by comparisons of quantities.
 
 A selector is parsed once; an error names the field. It is then evaluated for each card of the cluster, with the labels
-that `classes.labels` computes.
+that `classes.card_labels` computes.
 """
 
 import operator
@@ -210,7 +210,7 @@ def _parse_bound(name: str, operands: object, field: str) -> Fraction:
     if isinstance(operands, list):
         operands, field = operands[0], f"{field}[0]"
     try:
-        return amounts.parse(_parse_text(operands, field))
+        return amounts.parse_quantity(_parse_text(operands, field))
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error
 
@@ -234,6 +234,6 @@ def _parse_number(text: str) -> Fraction | None:
 @lru_cache(maxsize=_MAX_CACHED_NUMBERS)
 def _parse_short_number(text: str) -> Fraction | None:
     try:
-        return amounts.parse(text)
+        return amounts.parse_quantity(text)
     except InvalidQuantity:
         return None

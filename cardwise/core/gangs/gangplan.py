@@ -58,7 +58,7 @@ class Nodes(Protocol):
     def free_load(self, node: str) -> Load | None:
         """The node's free amounts for further pods; None if there is no such node."""
 
-    def names(self) -> Collection[str]:
+    def open_nodes(self) -> Collection[str]:
         """All nodes that accept pods."""
 
 
@@ -408,7 +408,7 @@ class _Inputs:
         """The offered nodes, or all nodes, in the order of their names; sorted once for all kinds."""
         ordered = self._ordered.get(id(offers))
         if ordered is None:
-            ordered = self._ordered[id(offers)] = sorted(self._nodes.names() if offers is None else offers)
+            ordered = self._ordered[id(offers)] = sorted(self._nodes.open_nodes() if offers is None else offers)
         return ordered
 
 

@@ -140,7 +140,7 @@ def _minimum(annotations: Mapping[str, str], labels: Mapping[str, str]) -> int |
     if text is None:
         return None
     try:
-        return quantity.count(text, maximum=MAX_MEMBERS)
+        return quantity.parse_count(text, maximum=MAX_MEMBERS)
     except quantity.InvalidQuantity as error:
         raise InvalidRequest(f"metadata.{source}[{names.GROUP_NUM}]", error.problem, error.remedy) from error
 

@@ -73,7 +73,7 @@ class CardIndex:
         walks = [_walk_downwards(entries, mem, nodes) for entries in self._chosen_lists(kinds, untolerated)]
         return walks[0] if len(walks) == 1 else heapq.merge(*walks, key=_emptiest_first_key)
 
-    def count(self, untolerated: int) -> Mapping[str, int]:
+    def open_cards_by_node(self, untolerated: int) -> Mapping[str, int]:
         """By node, how many open cards have none of these taints. Nodes without such a card are left out."""
         return Counter(entry[1] for entries in self._chosen(None, untolerated) for entry in entries)
 

@@ -147,7 +147,7 @@ def has_several_card_requests(request: PodRequest) -> bool:
     return len(card_requests(request)) > 1
 
 
-def share(node: NodeState, i: int, amounts: tuple[MiB, Percent] | None) -> CardShare:
+def make_share(node: NodeState, i: int, amounts: tuple[MiB, Percent] | None) -> CardShare:
     """A share of the card at position `i`.
 
     amounts: MiB and percent of the SMs; None for the whole card.
@@ -169,7 +169,7 @@ def make_search_plan(
     )
     if not headroom:
         return SearchPlan(unlimited, (), None)
-    largest_charge = quotas.total(
+    largest_charge = quotas.sum_charges(
         card_request.charge(card_request.cards, _ABOVE_ANY_CARD_MIB) for card_request in card_requests
     )
     tight = [entry_headroom for entry_headroom in headroom if not entry_headroom.has_room_for(largest_charge)]
@@ -212,7 +212,7 @@ def min_charges(request: PodRequest, kinds: CardKinds, entries: Iterable[quotas.
     """For each entry, a lower bound of the request's charge, as `min_charge_of_share`."""
     requests = card_requests(request)
     return [
-        quotas.total(
+        quotas.sum_charges(
             _min_charge(card_request, kinds, entry)
             for card_request in requests
             if kinds.is_class_covered(card_request.resource_class, entry)
@@ -222,7 +222,7 @@ def min_charges(request: PodRequest, kinds: CardKinds, entries: Iterable[quotas.
 
 
 def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:
-    """The charge if the card request takes this card: the sum of `quotas.charge` of the shares."""
+    """The charge if the card request takes this card: the sum of `quotas.charge_of_use` of the shares."""
     return card_request.charge(1, node.usable[i])
 
 
@@ -247,7 +247,7 @@ def headroom_after(
 ChosenCards = tuple[int, list[int], Sequence[QuotaHeadroom]]
 
 
-def choose(
+def choose_cards(
     node: NodeState,
     typed_request: TypedRequest,
     headroom: Sequence[QuotaHeadroom],
@@ -256,12 +256,14 @@ def choose(
 ) -> ChosenCards | None:
     """The policy's choice of cards for one card request; None if too few cards are allowed and free.
 
-    may_try: see `choices`; called only if quotas matter.
+    may_try: see `iterate_choices`; called only if quotas matter.
     """
     codes = usable_codes(node, typed_request.card_request)
     if headroom:
         return next(
-            choices(node, codes, typed_request, headroom, pick_card, equivalence_key=_kind_and_size, may_try=may_try),
+            iterate_choices(
+                node, codes, typed_request, headroom, pick_card, equivalence_key=_kind_and_size, may_try=may_try
+            ),
             None,
         )
     return _choose_freely(node, codes, typed_request, pick_card)
@@ -292,7 +294,7 @@ def _choose_freely(
     return score, chosen, ()
 
 
-def choices(
+def iterate_choices(
     node: NodeState,
     codes: Sequence[int],
     typed_request: TypedRequest,
@@ -321,7 +323,7 @@ def choices(
             yield score, [*chosen_before, i], new_headroom
         elif new_headroom is not None:
             other_codes = [code for code in codes if code & POSITION_MASK != i]
-            later_choices = choices(
+            later_choices = iterate_choices(
                 node,
                 other_codes,
                 typed_request,
@@ -433,7 +435,7 @@ def is_refused_for_memory_first(card_request: CardRequest) -> bool:
     )
 
 
-def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | None = None) -> Refusal:
+def refusal_of_node(node: NodeState, card_request: CardRequest, typed: frozenset[int] | None = None) -> Refusal:
     """Why the node has no card for the card request: the most permanent reason."""
     if not node.cards:
         return Refusal.NOT_OURS

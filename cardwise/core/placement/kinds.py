@@ -115,7 +115,7 @@ class CardKinds:
 
         charges: by kind.
         """
-        return quotas.total(charge for kind, charge in charges.items() if self.is_covered(kind, entry))
+        return quotas.sum_charges(charge for kind, charge in charges.items() if self.is_covered(kind, entry))
 
     def covered_kinds(self, entry: QuotaEntry) -> frozenset[int]:
         """The kinds of cards that the entry of a quota counts."""

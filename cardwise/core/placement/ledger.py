@@ -182,7 +182,7 @@ class Ledger:
         """The namespaces whose pods hold cards. Do not keep the view."""
         return self._usage
 
-    def usage(self, namespace: str) -> Mapping[int, Charge]:
+    def usage_by_kind(self, namespace: str) -> Mapping[int, Charge]:
         """The amounts that the namespace holds on cards of each kind (see `kind_of_share`). Do not keep the mapping."""
         return self._usage.get(namespace, {})
 
@@ -196,9 +196,9 @@ class Ledger:
         state = self._nodes.get(node)
         return state.kind_of_share(share) if state is not None else UNKNOWN_KIND
 
-    def used(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
+    def used_amounts(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
         """The amounts that the namespace holds on the cards that a quota entry covers."""
-        return self.kinds.covered_charge(self.usage(namespace), entry)
+        return self.kinds.covered_charge(self.usage_by_kind(namespace), entry)
 
     def __len__(self) -> int:
         return len(self._holdings)
@@ -426,7 +426,7 @@ class Ledger:
                 self._count_elsewhere(self._cards, own, holding.uid, use.uuid, sign)
             if not holding.charged:
                 continue
-            charge = quotas.charge(use)
+            charge = quotas.charge_of_use(use)
             usage_before = usage.get(kind, NO_CHARGE)
             usage[kind] = usage_before.add(charge) if sign > 0 else usage_before.subtract(charge)
             if usage[kind] == NO_CHARGE:

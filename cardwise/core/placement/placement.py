@@ -104,7 +104,7 @@ def charges_by_kind(ledger: Ledger, node_assignments: Iterable[tuple[str, Assign
         for use in assignment.card_uses():
             kind = state.kind_of_share(use) if state is not None else UNKNOWN_KIND
             uses_by_kind.setdefault(kind, []).append(use)
-    return {kind: quotas.total(map(quotas.charge, uses)) for kind, uses in uses_by_kind.items()}
+    return {kind: quotas.sum_charges(map(quotas.charge_of_use, uses)) for kind, uses in uses_by_kind.items()}
 
 
 def entries_exceeded_by(
@@ -280,7 +280,7 @@ class Scorer:
         """
         if len(self._card_requests) != 1 or not self._takes_whole_cards:
             return nodes
-        cards, counts = self._card_requests[0].cards, ledger.index().count(USED_TAINT)
+        cards, counts = self._card_requests[0].cards, ledger.index().open_cards_by_node(USED_TAINT)
         return [name for name in nodes if counts.get(name, 0) >= cards]
 
     def is_exhausted_by_quotas(self) -> bool:
@@ -341,13 +341,13 @@ class Scorer:
                 if pick is not None:
                     scores[name] = pick[0]
                 else:
-                    refusals[name] = refusal = fitting.refusal(node, card_request)
+                    refusals[name] = refusal = fitting.refusal_of_node(node, card_request)
                     if refusal not in _QUICK_REFUSALS:
                         self.count_checks(searching.NODE_CHECKS)
                 continue
             self.count_checks(searching.NODE_CHECKS)
             if min_empty_cards and len(node.codes_of_empty_cards()) < min_empty_cards:
-                refusals[name] = fitting.refusal(node, card_request, typed)
+                refusals[name] = fitting.refusal_of_node(node, card_request, typed)
                 continue
             score = self._score(node, plan)
             if isinstance(score, Refusal):
@@ -369,7 +369,7 @@ class Scorer:
             self.count_checks(searching.NODE_CHECKS)
             if is_limited:
                 return searching.refusal_reason(node, plan, plan.typed_requests[0], self._pick_card, self._effort)
-            return fitting.refusal(node, card_request, typed)
+            return fitting.refusal_of_node(node, card_request, typed)
 
         if is_limited or typed is not None or not fitting.is_refused_for_memory_first(card_request):
             return {name: refusal_of(name) for name in nodes}
@@ -426,7 +426,9 @@ class Scorer:
             for key in typed_request.card_request.keys:
                 container = by_key[key]
                 mem, core = container.mem_per_card, container.core_per_card
-                shares[key] = tuple(fitting.share(node, i, None if container.whole else (mem, core)) for i in chosen)
+                shares[key] = tuple(
+                    fitting.make_share(node, i, None if container.whole else (mem, core)) for i in chosen
+                )
         in_order = {container.key: shares[container.key] for container in self._request.containers}
         assignment = Assignment(in_order, granted) if granted else Assignment(in_order)
         return Placement(node=node.name, assignment=assignment, score=score)

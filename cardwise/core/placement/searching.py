@@ -24,10 +24,10 @@ from cardwise.core.placement.fitting import (
     QuotaHeadroom,
     SearchPlan,
     TypedRequest,
-    choices,
-    choose,
-    refusal,
-    share,
+    choose_cards,
+    iterate_choices,
+    make_share,
+    refusal_of_node,
     usable_codes,
 )
 from cardwise.core.placement.nodestate import NodeState
@@ -122,7 +122,7 @@ def refusal_reason(
             return Refusal.QUOTA
         failed = outcome
     if failed is not None:
-        return refusal(node, failed.card_request, failed.typed)
+        return refusal_of_node(node, failed.card_request, failed.typed)
     if effort.remaining <= 0:
         return Refusal.TOGETHER
     effort.remaining -= _EMPTY_NODE_EFFORT
@@ -182,7 +182,7 @@ def _choose_first(
     The effort is limited, because with quotas a node that reports a different size for each card has thousands of
     choices. Other nodes have few.
     """
-    return choose(
+    return choose_cards(
         node, typed_request, headroom, pick_card, effort.limit_tries(typed_request.card_request.cards + _FREE_TRIES)
     )
 
@@ -240,7 +240,7 @@ def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[i
     node_copy = node.copy()
     amounts = None if card_request.whole else (MiB(card_request.mem), Percent(card_request.core))
     for i in positions:
-        card_share = share(node_copy, i, amounts)
+        card_share = make_share(node_copy, i, amounts)
         shares = len(card_request.keys)
         node_copy.apply_card_use(CardUse(card_share.index, card_share.uuid, card_share.mem, card_share.core, shares), 1)
     return node_copy
@@ -258,10 +258,10 @@ class _Backtracking:
         """The first choice that gives cards to all card requests from `request_index` on; None if there is none."""
         typed_request = self._typed_requests[request_index]
         if request_index + 1 == len(self._typed_requests):
-            choice = choose(node, typed_request, headroom, self._pick_card, self._may_try)
+            choice = choose_cards(node, typed_request, headroom, self._pick_card, self._may_try)
             return (choice[0], [sorted(choice[1])]) if choice is not None else None
         codes = usable_codes(node, typed_request.card_request)
-        card_choices = choices(
+        card_choices = iterate_choices(
             node, codes, typed_request, headroom, self._pick_card, equivalence_key=_state, may_try=self._may_try
         )
         for score, chosen, new_headroom in card_choices:

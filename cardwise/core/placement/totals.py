@@ -80,7 +80,7 @@ def _card_class_view(ledger: Ledger, resource_class: ResourceClass, namespaces: 
         (node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if resource_class.name in card.classes
     ]
     entry = QuotaEntry(resource_class=resource_class.name)
-    charges = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
+    charges = [(namespace, ledger.used_amounts(namespace, entry)) for namespace in namespaces]
     return CardClassView(
         resource_class=resource_class,
         amounts={
@@ -154,7 +154,9 @@ def quota_entries(
     views = []
     for quota in sorted(gpu_quotas, key=lambda quota: (quota.namespace, quota.name)):
         for entry in quota.entries if namespace in ("", quota.namespace) else ():
-            charges = [(holding, charge(ledger, holding, entry)) for holding in by_namespace.get(quota.namespace, ())]
+            charges = [
+                (holding, charge_to_entry(ledger, holding, entry)) for holding in by_namespace.get(quota.namespace, ())
+            ]
             holders = sorted(
                 (holder for holder in charges if holder[1] != NO_CHARGE),
                 key=lambda holder: (-holder[1].memory, holder[0].name),
@@ -163,7 +165,7 @@ def quota_entries(
                 EntryView(
                     quota=quota,
                     entry=entry,
-                    used=ledger.used(quota.namespace, entry),
+                    used=ledger.used_amounts(quota.namespace, entry),
                     holders=tuple(holders),
                     missing_class_reason=explain_missing_class(entry.resource_class) if entry.resource_class else None,
                 )
@@ -188,9 +190,11 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
     return sorted(views, key=lambda view: (view.quota.namespace, view.quota.name))
 
 
-def charge(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
+def charge_to_entry(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
     """The charge of one pod to the entry."""
     uses = holding.assignment.card_uses()
-    return quotas.total(
-        quotas.charge(use) for use in uses if ledger.kinds.is_covered(ledger.kind_of_share(holding.node, use), entry)
+    return quotas.sum_charges(
+        quotas.charge_of_use(use)
+        for use in uses
+        if ledger.kinds.is_covered(ledger.kind_of_share(holding.node, use), entry)
     )

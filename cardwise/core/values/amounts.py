@@ -22,18 +22,18 @@ def to_kubernetes_spelling(text: str) -> str:
     return text[:-1] if _BYTES_PATTERN.fullmatch(text) else text
 
 
-def parse(text: str | int) -> Fraction:
+def parse_quantity(text: str | int) -> Fraction:
     """The value of a quantity; `10GiB` and `10Gi` are bytes. Raises InvalidQuantity."""
-    return quantity.parse(to_kubernetes_spelling(str(text)))[0]
+    return quantity.parse_amount(to_kubernetes_spelling(str(text))).number
 
 
-def memory(text: str | int) -> int:
+def parse_memory_mib(text: str | int) -> int:
     """Parse an amount of memory into MiB, 0 or more. `65536` means MiB; `64Gi` and `64GiB` mean bytes, which are
     rounded up to MiB as in pods. Raises InvalidQuantity.
 
     `64G` is refused: by Kubernetes' rules it would mean 64,000,000,000 MiB, surely by mistake.
     """
-    number, is_bytes = quantity.parse(to_kubernetes_spelling(str(text)))
+    number, is_bytes = quantity.parse_amount(to_kubernetes_spelling(str(text)))
     if str(text).strip()[-1:] in "MGTPE":
         raise InvalidQuantity(f"{text} would mean that many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 from cardwise.core.values.wording import quote_text
 
@@ -64,8 +64,19 @@ class InvalidQuantity(ValueError):
         self.remedy = remedy
 
 
-def parse(text: str | int) -> tuple[Fraction, bool]:
-    """The value of a quantity, and whether it has a binary suffix (`Gi`). Raises InvalidQuantity."""
+class ParsedAmount(NamedTuple):
+    """A quantity.
+
+    number: the value.
+    is_bytes: whether it has a binary suffix (`Gi`).
+    """
+
+    number: Fraction
+    is_bytes: bool
+
+
+def parse_amount(text: str | int) -> ParsedAmount:
+    """Parse a quantity. Raises InvalidQuantity."""
     text = str(text).strip()
     match = _QUANTITY_PATTERN.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
@@ -76,20 +87,20 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
         number *= Fraction(10) ** int(exponent)
     elif suffix is not None:
         number *= _BINARY_SUFFIXES.get(suffix) or _DECIMAL_SUFFIXES[suffix]
-    return (-number if sign == "-" else number), suffix in _BINARY_SUFFIXES
+    return ParsedAmount(-number if sign == "-" else number, suffix in _BINARY_SUFFIXES)
 
 
 def with_unit(text: str | int, unit: Unit) -> str:
-    """The gpu-mem amount in a form that `memory` reads correctly: a number without a unit gets `unit`. `2` in GiB is
+    """The gpu-mem amount in a form that `parse_mib` reads correctly: a number without a unit gets `unit`. `2` in GiB is
     `2Gi`.
 
-    An amount with a unit stays unchanged. An invalid amount also stays unchanged, since `memory` refuses it. Raises
+    An amount with a unit stays unchanged. An invalid amount also stays unchanged, since `parse_mib` refuses it. Raises
     InvalidQuantity if the amount is out of range.
     """
     if unit is Unit.MIB:
         return str(text)
     try:
-        number, is_bytes = _parse_amount(text)
+        number, is_bytes = _parse_gpu_mem(text)
     except InvalidQuantity:
         return str(text)
     if is_bytes or number <= 0:
@@ -102,18 +113,18 @@ def with_unit(text: str | int, unit: Unit) -> str:
     return f"{number}Gi" if number.denominator == 1 else f"{_format_decimal(mib)}Mi"
 
 
-def _parse_amount(text: str | int) -> tuple[Fraction, bool]:
-    """Parse a gpu-mem amount; returns the same as `parse`."""
-    number, is_bytes = parse(text)
+def _parse_gpu_mem(text: str | int) -> ParsedAmount:
+    """Parse a gpu-mem amount. Large amounts with a fraction of a byte count as bytes."""
+    number, is_bytes = parse_amount(text)
     # The API server returns an amount such as 0.3Gi, which is not a whole number of bytes, as 322122547200m.
-    return number, is_bytes or (number.denominator != 1 and number >= _MIN_BYTES)
+    return ParsedAmount(number, is_bytes or (number.denominator != 1 and number >= _MIN_BYTES))
 
 
-def memory(text: str | int) -> MiB:
+def parse_mib(text: str | int) -> MiB:
     """Parse a gpu-mem amount into MiB. `8138` and `8k` mean MiB; `8Gi` means bytes, which are rounded up to whole MiB
     (`describe_rounding` returns a warning about this). Raises InvalidQuantity.
     """
-    number, is_bytes = _parse_amount(text)
+    number, is_bytes = _parse_gpu_mem(text)
     if is_bytes:
         number /= _BYTES_PER_MIB
     if number <= 0:
@@ -130,10 +141,10 @@ def memory(text: str | int) -> MiB:
 
 
 def describe_rounding(text: str | int) -> str | None:
-    """The warning that `memory` will round up this amount of bytes to whole MiB; None if it will not."""
+    """The warning that `parse_mib` will round up this amount of bytes to whole MiB; None if it will not."""
     try:
-        number, is_bytes = _parse_amount(text)
-        mib = memory(text)
+        number, is_bytes = _parse_gpu_mem(text)
+        mib = parse_mib(text)
     except InvalidQuantity:
         return None
     number /= _BYTES_PER_MIB
@@ -172,9 +183,9 @@ def _too_many_digits(text: str, number: Fraction) -> InvalidQuantity:
     return InvalidQuantity(problem, f"without Mi or Gi it means MiB; write {mib} if you mean bytes{suffixed}")
 
 
-def count(text: str | int, *, minimum: int = 1, maximum: int | None = None) -> int:
+def parse_count(text: str | int, *, minimum: int = 1, maximum: int | None = None) -> int:
     """A whole number, for example of cards. Raises InvalidQuantity."""
-    number, _ = parse(text)
+    number, _ = parse_amount(text)
     limits = f"a whole number from {minimum}" + (f" to {maximum}" if maximum is not None else "")
     if number.denominator != 1 or number < minimum or (maximum is not None and number > maximum):
         raise InvalidQuantity(f"{text} is out of range", f"write {limits}")

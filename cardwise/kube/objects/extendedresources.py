@@ -215,7 +215,7 @@ def is_other_device(resource: ExtendedResource) -> bool:
 def labels_of(resource: ExtendedResource) -> dict[str, str]:
     """The labels for selectors, from the spec and from the labels of the object."""
     spec = resource.spec
-    return classes.labels(
+    return classes.card_labels(
         node=spec.node,
         index=spec.index,
         uuid=spec.uuid,

@@ -71,6 +71,6 @@ def _parse_bytes(text: str | float) -> int:
 def _parse_quantity(text: str | float) -> Fraction:
     """Parse a quantity; 0 for other text, which the API server rejects."""
     try:
-        return quantity.parse(str(text))[0]
+        return quantity.parse_amount(str(text)).number
     except quantity.InvalidQuantity:
         return Fraction(0)

@@ -14,7 +14,7 @@ def card(**differs):
         "node": "n1", "index": 2, "uuid": "GPU-1", "model": "Tesla K80", "memory": 11441,
         "properties": {"driver": "535.104.05", "computeCapability": "3.7"}, "own": {},
     }  # fmt: skip
-    return classes.labels(**(of_k80 | differs))
+    return classes.card_labels(**(of_k80 | differs))
 
 
 def test_class_without_share_counts_whole_cards():
@@ -293,7 +293,7 @@ def test_class_without_automatic_marks_belongs_to_the_user(metadata):
 
 def test_selectors_do_not_see_the_node_label_of_cardwise():
     own = {names.NODE_LABEL: "n1", "Rack": "a"}
-    seen = classes.labels(node="n1", index=0, uuid="u", model="m", memory=1, properties={}, own=own)
+    seen = classes.card_labels(node="n1", index=0, uuid="u", model="m", memory=1, properties={}, own=own)
     assert names.NODE_LABEL not in seen
     assert seen["rack"] == "a"
 
@@ -302,7 +302,7 @@ def device(kind="rdma", **differs):
     of_mlx5 = {
         "node": "n1", "index": 0, "uuid": "rdma-1", "model": "MT4119", "properties": {"vendor": "15b3"}, "own": {},
     }  # fmt: skip
-    return classes.labels(**(of_mlx5 | differs), kind=kind)
+    return classes.card_labels(**(of_mlx5 | differs), kind=kind)
 
 
 def selector_of_kinds(*kinds, operator="In"):

@@ -13,7 +13,7 @@ REAL = "GPU-8dc8a2a1-ed6e-0c5b-9d0f-5d1d3c2b1a00"
 
 
 def test_folder_names_are_short_readable_and_unique():
-    assert str(mps.folder("/run/cardwise/mps", REAL)).startswith("/run/cardwise/mps/gpu-8dc8a2a1-")
+    assert str(mps.card_daemon_folder("/run/cardwise/mps", REAL)).startswith("/run/cardwise/mps/gpu-8dc8a2a1-")
     assert mps.folder_name(REAL) == mps.folder_name(REAL.upper()), "UUIDs differ in nothing but case"
     assert mps.folder_name(REAL) != mps.folder_name(REAL[:-1] + "1")
     assert len(mps.folder_name("GPU-" + "x" * 200)) <= 21
@@ -21,13 +21,13 @@ def test_folder_names_are_short_readable_and_unique():
 
 @given(st.text(alphabet=st.characters(codec="ascii", min_codepoint=33), min_size=1))
 def test_folder_of_any_uuid_is_below_the_root(uuid):
-    folder = mps.folder("/r", uuid)
+    folder = mps.card_daemon_folder("/r", uuid)
     assert str(folder.parent) == "/r"
     assert folder.name not in (".", "..", mps.NODE_FOLDER)
 
 
 def test_too_long_root_is_refused_with_the_remedy():
-    length = mps.MAX_PIPE_LENGTH - len(str(mps.folder("/", REAL) / mps.PIPE_FOLDER)) - 1
+    length = mps.MAX_PIPE_LENGTH - len(str(mps.card_daemon_folder("/", REAL) / mps.PIPE_FOLDER)) - 1
     fits = "/" + "r" * length
     mps.check_root(fits, [REAL], DaemonScope.CARD)
     with pytest.raises(InvalidRequest, match=r"88 bytes.*1 bytes shorter"):
@@ -42,7 +42,7 @@ def test_too_long_root_is_refused_with_the_remedy():
     [([], 512), ([100], 512), ([700, 600], 700), ([1023], 1023), ([1024], 1024), ([1025], 2048), ([8138, 300], 8192)],
 )
 def test_ceiling_allows_the_largest_share_and_is_read_back(shares, ceiling):
-    assert mps.ceiling([MiB(share) for share in shares]) == ceiling
+    assert mps.ceiling_of_shares([MiB(share) for share in shares]) == ceiling
 
 
 @given(st.integers(1, 200_000))
@@ -83,16 +83,16 @@ def test_limits_that_mps_reads_correctly_are_accepted(text):
 
 
 def test_environment_has_no_limits_for_several_cards():
-    assert mps.environment([MiB(8138)], 25) == {
+    assert mps.container_environment([MiB(8138)], 25) == {
         "CUDA_MPS_PIPE_DIRECTORY": "/run/cardwise/mps/pipe",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8138M",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
     }
-    assert set(mps.environment([MiB(1), MiB(2)])) == {"CUDA_MPS_PIPE_DIRECTORY"}
+    assert set(mps.container_environment([MiB(1), MiB(2)])) == {"CUDA_MPS_PIPE_DIRECTORY"}
     with pytest.raises(InvalidRequest, match="would lift the limit"):
-        mps.environment([MiB(0)])
+        mps.container_environment([MiB(0)])
     with pytest.raises(InvalidRequest, match="1 to 100"):
-        mps.environment([MiB(1)], 0)
+        mps.container_environment([MiB(1)], 0)
 
 
 statuses = st.builds(

@@ -74,7 +74,7 @@ def test_an_entry_covers_the_cards_of_its_class_or_model(entry, covers):
 )
 def test_charge_of_a_share_on_one_card(held, expected):
     (use,) = Assignment({"c0": (held,)}).card_uses()
-    assert quotas.charge(use) == expected
+    assert quotas.charge_of_use(use) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_exceeded_limits_name_used_and_requested_amounts():
         return {limit.field: (limit.used, limit.hard, limit.requested) for limit in limits}
 
     entry, used, requested = QuotaEntry(shares=5, memory=50, cards=1), Charge(4, 40, 1), Charge(2, 9, 1)
-    assert amounts_by_field(quotas.limits(entry, used, requested)) == {
+    assert amounts_by_field(quotas.entry_limits(entry, used, requested)) == {
         "shares": (4, 5, 2),
         "memoryMiB": (40, 50, 9),
         "gpus": (1, 1, 1),
     }
     assert amounts_by_field(quotas.exceeded_limits(entry, used, requested)) == {"shares": (4, 5, 2), "gpus": (1, 1, 1)}
-    assert amounts_by_field(quotas.limits(QuotaEntry(cards=0), used)) == {"gpus": (1, 0, 0)}
+    assert amounts_by_field(quotas.entry_limits(QuotaEntry(cards=0), used)) == {"gpus": (1, 0, 0)}
 
 
 ENTRIES = [
@@ -119,20 +119,20 @@ ENTRIES = [
 
 
 def test_entry_is_encoded_with_the_fields_of_a_quota():
-    hard = [quotas.selection(entry) | quotas.to_fields(entry) for entry in ENTRIES]
+    hard = [quotas.entry_selection(entry) | quotas.to_fields(entry) for entry in ENTRIES]
     assert hard[0] == {"class": "big", "shares": 5, "gpus": 0}
     assert quotas.parse(gpu_quota(*hard)).entries == tuple(ENTRIES)
 
 
 def test_each_entry_has_a_title_of_its_own():
-    assert [quotas.title(entry) for entry in ENTRIES[:2]] == ["big", "Tesla K80"]
-    assert quotas.title(ENTRIES[2])
+    assert [quotas.entry_title(entry) for entry in ENTRIES[:2]] == ["big", "Tesla K80"]
+    assert quotas.entry_title(ENTRIES[2])
 
 
 def test_usage_is_read_from_the_status():
     held = [Charge(1, 2, 3), Charge(4, 5, 6), Charge()]
     lines = [
-        quotas.selection(entry) | {"hard": quotas.to_fields(entry)} | quotas.to_fields(used)
+        quotas.entry_selection(entry) | {"hard": quotas.to_fields(entry)} | quotas.to_fields(used)
         for entry, used in zip(ENTRIES, held, strict=True)
     ]
     assert lines[2] == {"hard": {"gpus": 1}, "shares": 0, "memoryMiB": 0, "gpus": 0}

@@ -24,7 +24,7 @@ class Nodes:
     def free_load(self, node):
         return Load(64_000, 1 << 40, 100) if node in NODES else None
 
-    def names(self):
+    def open_nodes(self):
         return list(NODES)
 
 
@@ -58,7 +58,7 @@ def test_the_cards_of_a_type_that_a_quota_leaves_go_to_as_many_members_and_the_o
     pod_request = request.parse(pod(gpu_mem=1000))
     members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(3)]
     entry = QuotaEntry(resource_class="k80", shares=1)
-    terms = Terms(policy="binpack", headroom=[quotas.headroom(entry, ledger.used("default", entry))])
+    terms = Terms(policy="binpack", headroom=[quotas.headroom(entry, ledger.used_amounts("default", entry))])
     planned = gangplan.plan(ledger, Nodes(), members, terms)
     assert isinstance(planned, Planned)
     assert sorted(planned.nodes.values()) == ["n1", "n2", "n2"]
@@ -73,7 +73,7 @@ class Many:
     def free_load(self, node):
         return Load(64_000, 1 << 40, 100)
 
-    def names(self):
+    def open_nodes(self):
         return list(self._nodes)
 
 
@@ -216,7 +216,7 @@ def test_the_pace_is_called_at_least_once_in_a_step(gang, card_requests, searche
 def test_so_it_is_where_a_quota_leaves_too_little_on_all_nodes(card_requests, searches, small_steps):
     ledger = typed_ledger(**MANY_NODES, v100=[V100])
     entry = QuotaEntry(resource_class="k80", shares=4 * 2 * card_requests + 1)
-    headroom = [quotas.headroom(entry, ledger.used("default", entry))]
+    headroom = [quotas.headroom(entry, ledger.used_amounts("default", entry))]
     members = members_of(*[of_card_requests(card_requests)] * 8)
     planned, parts = plan_with_pace(ledger, members, searches, policy="spread", headroom=headroom)
     assert isinstance(planned, Unplanned)

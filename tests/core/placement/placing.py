@@ -30,7 +30,7 @@ def of_class(resource_class, **amounts):
 
 
 def quota(ledger, *entries):
-    return [quotas.headroom(entry, ledger.used("default", entry)) for entry in entries]
+    return [quotas.headroom(entry, ledger.used_amounts("default", entry)) for entry in entries]
 
 
 def location_of(placed):

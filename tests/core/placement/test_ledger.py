@@ -30,7 +30,7 @@ def card(*classes, index=0, model="P100"):
 
 
 def used(ledger, *entries):
-    return [ledger.used("default", entry).memory for entry in entries]
+    return [ledger.used_amounts("default", entry).memory for entry in entries]
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_whole_card_counts_as_one_whatever_the_headroom_is_today():
     placed = placement.place(before, ["n1"], request.parse(pod(gpu_count=1)), "binpack")
     for ledger in (before, now, nobody):
         ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
-        assert ledger.used("default", EVERY_CARD) == Charge(1, P100 - 1000, 1)
+        assert ledger.used_amounts("default", EVERY_CARD) == Charge(1, P100 - 1000, 1)
 
 
 def test_the_whole_cards_of_others_stay_counted_when_one_goes(ledger):
@@ -153,15 +153,15 @@ def test_the_whole_cards_of_others_stay_counted_when_one_goes(ledger):
     for uid in ("u", "v"):
         placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack")
         ledger.set_holding(Holding(uid, "default", uid, "n1", placed.assignment))
-    assert ledger.used("default", OF_A) == Charge(2, 2 * P100, 2)
+    assert ledger.used_amounts("default", OF_A) == Charge(2, 2 * P100, 2)
     ledger.release("u")
-    assert ledger.used("default", OF_A) == Charge(1, P100, 1)
+    assert ledger.used_amounts("default", OF_A) == Charge(1, P100, 1)
 
 
 def test_all_of_a_card_in_a_share_is_no_whole_card(ledger):
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=P100, gpu_core=100)), "binpack")
     ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
-    assert ledger.used("default", EVERY_CARD) == Charge(1, P100, 0)
+    assert ledger.used_amounts("default", EVERY_CARD) == Charge(1, P100, 0)
 
 
 def test_a_full_card_is_no_violation_and_a_mib_more_is(ledger):
@@ -272,7 +272,7 @@ def test_a_copy_has_counts_of_its_own():
 def test_devices_are_nothing_that_quotas_of_cards_count():
     ledger = Ledger()
     ledger.set_holding(others.holding("u", 0))
-    assert ledger.used("default", EVERY_CARD) == NO_CHARGE
+    assert ledger.used_amounts("default", EVERY_CARD) == NO_CHARGE
     assert list(ledger.namespaces()) == []
 
 
@@ -305,10 +305,10 @@ def test_a_pod_with_a_share_in_each_of_many_containers_is_counted_once_for_each_
     assert len(counted) == 2
     node = ledger.node("n1")
     assert (node.clients, node.used, node.free_core) == ([24, 24], [240, 240], [76, 76])
-    assert ledger.used("default", EVERY_CARD) == Charge(48, 480, 0)
+    assert ledger.used_amounts("default", EVERY_CARD) == Charge(48, 480, 0)
     ledger.release("u")
     assert len(counted) == 4
-    assert ledger.used("default", EVERY_CARD) == NO_CHARGE
+    assert ledger.used_amounts("default", EVERY_CARD) == NO_CHARGE
 
 
 @pytest.mark.parametrize("hard", [{"shares": 1}, {"shares": 2}, {"memory": 149}, {"memory": 150}, {"cards": 0}, {}])
@@ -319,8 +319,8 @@ def test_a_counted_holding_exceeds_a_quota_if_it_would_exceed_what_is_left_witho
     ledger.set_holding(holding("other", 50, 0))
     planned = ledger.holding("u")
     counted = placement.entries_exceeded_by_holdings(
-        ledger, [planned], [quotas.headroom(entry, ledger.used("default", entry))]
+        ledger, [planned], [quotas.headroom(entry, ledger.used_amounts("default", entry))]
     )
     ledger.release("u")
-    headroom = [quotas.headroom(entry, ledger.used("default", entry))]
+    headroom = [quotas.headroom(entry, ledger.used_amounts("default", entry))]
     assert counted == placement.entries_exceeded_together(ledger, [(planned.node, planned.assignment)], headroom)

@@ -180,14 +180,14 @@ def test_what_a_namespace_has_used_of_a_quota():
     every, k80 = QuotaEntry(shares=9), QuotaEntry(resource_class="k80", shares=9)
     placed = place(ledger, containers=[of_class("k80", gpu_count=1), of_class("v100", gpu_mem=100)])
     ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
-    assert ledger.used("default", every) == Charge(2, 11541, 1)
-    assert ledger.used("default", k80) == Charge(1, 11441, 1)
-    assert ledger.used("other", every) == Charge()
+    assert ledger.used_amounts("default", every) == Charge(2, 11541, 1)
+    assert ledger.used_amounts("default", k80) == Charge(1, 11441, 1)
+    assert ledger.used_amounts("other", every) == Charge()
     ledger.set_cards("n1", [])
-    assert ledger.used("default", every) == Charge(2, 11541, 1), "held on cards that nobody reports now"
-    assert ledger.used("default", k80) == Charge(1, 11441, 1), "it counts as what it was until it is back"
+    assert ledger.used_amounts("default", every) == Charge(2, 11541, 1), "held on cards that nobody reports now"
+    assert ledger.used_amounts("default", k80) == Charge(1, 11441, 1), "it counts as what it was until it is back"
     ledger.release("u")
-    assert ledger.used("default", every) == Charge()
+    assert ledger.used_amounts("default", every) == Charge()
 
 
 def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():

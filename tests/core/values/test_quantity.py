@@ -25,7 +25,7 @@ from cardwise.core.values.quantity import InvalidQuantity, Unit, with_unit
     ],
 )
 def test_memory_reads_mib(text, mib):
-    assert quantity.memory(text) == mib
+    assert quantity.parse_mib(text) == mib
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_memory_reads_mib(text, mib):
 )
 def test_memory_error_names_the_remedy(text, says):
     with pytest.raises(quantity.InvalidQuantity, match=says):
-        quantity.memory(text)
+        quantity.parse_mib(text)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_rounding_up_is_described(text: str | int, says: str | None) -> None:
 
 def test_count_names_its_range():
     with pytest.raises(quantity.InvalidQuantity, match="from 1 to 100"):
-        quantity.count("101", maximum=100)
+        quantity.parse_count("101", maximum=100)
 
 
 @pytest.mark.parametrize(

@@ -169,12 +169,12 @@ def test_a_node_without_slots_offers_nothing():
     loads = NodeLoads()
     loads.set_node(name, record, 0.0)
     assert not loads.offers_shares("n")
-    assert list(loads.names()) == []
+    assert list(loads.open_nodes()) == []
     node["status"]["allocatable"][names.SHARE] = "512"
     loads.set_node(*nodeinfo.decode_node(json.dumps(node).encode()), 0.0)
     loads.reopen_steady_nodes(STEADY_SECONDS)
     assert loads.offers_shares("n")
-    assert list(loads.names()) == ["n"]
+    assert list(loads.open_nodes()) == ["n"]
     assert loads.offers_shares("never seen")
 
 

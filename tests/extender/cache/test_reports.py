@@ -31,7 +31,7 @@ def says(world, node, *reports, index=0):
 
 def used(world):
     with world.view() as ledger:
-        return ledger.used("default", quotas.QuotaEntry()).memory
+        return ledger.used_amounts("default", quotas.QuotaEntry()).memory
 
 
 def terminating_shares(world, node="n1", index=1):
@@ -137,7 +137,7 @@ def test_of_several_cards_all_that_was_noted_counts(clock):
         share = reported_share("gone", P100) | {"container": "0", "whole": True}
         state.set_card(*as_card(extended_resource(index, reported=[share], terminating=[share])))
     with state.view() as ledger:
-        assert ledger.used("default", quotas.QuotaEntry()) == quotas.Charge(shares=2, memory=2 * P100, cards=2)
+        assert ledger.used_amounts("default", quotas.QuotaEntry()) == quotas.Charge(shares=2, memory=2 * P100, cards=2)
     assert free(state) == [0, 0]
 
 

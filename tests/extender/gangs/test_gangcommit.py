@@ -262,13 +262,13 @@ def test_what_becomes_free_while_a_gang_is_planned_in_vain_counts_for_its_next_p
 
 
 def test_the_example_of_the_docstring(meanwhile, monkeypatch):
-    theory, conflicts, find_conflict = theory_of("extender.cache.commit"), [], Commit.conflict
+    theory, conflicts, find_conflict = theory_of("extender.cache.commit"), [], Commit.find_conflict
 
     def recorded(comparison):
         conflicts.append(find_conflict(comparison))
         return conflicts[-1]
 
-    monkeypatch.setattr(Commit, "conflict", recorded)
+    monkeypatch.setattr(Commit, "find_conflict", recorded)
     world = Two()
     cards, node_cpu = {(spec.cards, spec.cpu) for spec in world.nodes.values()}.pop()
     cpu = int(world.pods["a"]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
@@ -393,7 +393,7 @@ def test_unknown_cards_of_nominated_pods_are_searched_for_a_few_ms_under_the_loc
     gang = [member(f"g{i:02}", "g", 60, created=i, gated=False, gpu_mem=P100 // 2 + 1) for i in range(60)]
     world.create(*gang)
     lock, searches = world.state._lock._lock, list[bool]()
-    search, find_conflict = NominatedPods.place_after_termination, Commit.conflict
+    search, find_conflict = NominatedPods.place_after_termination, Commit.find_conflict
     in_commits, in_plans = list[int](), list[int]()
 
     def costly(*args, **kwargs):
@@ -417,7 +417,7 @@ def test_unknown_cards_of_nominated_pods_are_searched_for_a_few_ms_under_the_loc
                 world.state.set_pod_without_request(f"other-{node}", PlacedPod(node, Load(len(plans), 0, 1)))
 
     monkeypatch.setattr(NominatedPods, "place_after_termination", costly)
-    monkeypatch.setattr(Commit, "conflict", counted(find_conflict, in_commits))
+    monkeypatch.setattr(Commit, "find_conflict", counted(find_conflict, in_commits))
     plans = meanwhile(change, times=1000)
     monkeypatch.setattr(GangPlanner, "plan", counted(GangPlanner.plan, in_plans))
     world.filter("g00")

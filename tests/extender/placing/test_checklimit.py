@@ -69,7 +69,7 @@ def checks(state, monkeypatch):
 
     count(fitting, "has_capacity", 1)
     for owner, name in (
-        (fitting, "refusal"),
+        (fitting, "refusal_of_node"),
         (searching, "refusal_reason"),
         (searching, "fit_request"),
         (Scorer, "_score"),

@@ -73,7 +73,7 @@ def inspected(space: Space) -> dict[int, tuple[int, int]]:
     used = dict.fromkeys(range(cards), 0)
     for pod in space.cluster.api.get(paths.pods(), {"fieldSelector": f"spec.nodeName={node}"})["items"]:
         limits = [container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"]]
-        total = sum(int(quantity.parse(amount.get(names.GPU_MEM, "0"))[0]) for amount in limits)
+        total = sum(int(quantity.parse_amount(amount.get(names.GPU_MEM, "0")).number) for amount in limits)
         if total:
             used[int(pod["metadata"]["annotations"][names.IDX])] += total
     return {card: (mib, int(has[names.GPU_MEM]) // cards) for card, mib in used.items()}

@@ -75,7 +75,7 @@ def ready(cluster: Cluster) -> None:
 
 def home(cluster: Cluster, index: int) -> Path:
     uuid = resource(cluster, index)["spec"]["uuid"]
-    return Path(mps.folder(str(manager.root(cluster.node(NODE).folder)), uuid))
+    return Path(mps.card_daemon_folder(str(manager.root(cluster.node(NODE).folder)), uuid))
 
 
 def daemon(cluster: Cluster, index: int) -> Status:

@@ -96,7 +96,7 @@ class World:
     # The cards.
 
     def home(self, index: int) -> Path:
-        return Path(mps.folder(str(self.root), self.uuids[index]))
+        return Path(mps.card_daemon_folder(str(self.root), self.uuids[index]))
 
     def status(self, index: int) -> Status:
         state = mpsfiles.read_state(self.home(index))

@@ -45,7 +45,7 @@ class Card:
 
     def __init__(self, root: Path, uuid: str = ONE, clock: Clock = BOOT) -> None:
         self.uuid = uuid
-        self.home = root / mps.folder(str(root), uuid).name
+        self.home = root / mps.card_daemon_folder(str(root), uuid).name
         directories.prepare_folders(self.home)
         self.status = Status(
             uuids=(uuid,),
@@ -99,7 +99,7 @@ class Pod:
         self.agent = ShareAgent(
             podshares.parse_settings(self.env), self.folder, self.root, installs_hook=hook, clock=self.clock
         )
-        self._next = self.agent.update()
+        self._next = self.agent.refresh_share()
         return self
 
     def environment(
@@ -127,7 +127,7 @@ class Pod:
 
     def later(self) -> "Pod":
         self.clock.advance(self._next)
-        self._next = self.agent.update()
+        self._next = self.agent.refresh_share()
         return self
 
     def close(self) -> None:

@@ -36,8 +36,8 @@ class TestSettings:
     def test_our_ceilings_are_set_and_read_back(self, running):
         assert running.control.ceiling(0) is None
         for shares in ([], [700], [1024], [8138], [81559]):
-            running.control.set_ceiling(0, mps.ceiling([MiB(share) for share in shares]))
-            assert running.control.ceiling(0) == mps.ceiling([MiB(share) for share in shares])
+            running.control.set_ceiling(0, mps.ceiling_of_shares([MiB(share) for share in shares]))
+            assert running.control.ceiling(0) == mps.ceiling_of_shares([MiB(share) for share in shares])
         assert running.control.ceiling(1) is None, "the card's index is not checked"
 
     def test_a_limit_that_reads_back_as_another_is_refused(self, running):

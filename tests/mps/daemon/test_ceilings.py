@@ -46,11 +46,11 @@ def test_the_example_of_the_docstring():
     ceilings = Ceilings(unit, Control(front, timeout=1.0))
     shares, added = (MiB(4096), MiB(8192)), MiB(12288)
 
-    ceilings.desired = {card.uuid: mps.ceiling(shares)}
+    ceilings.desired = {card.uuid: mps.ceiling_of_shares(shares)}
     ceilings.apply_ceilings()
     confirmed = ceilings.confirmed[card.uuid]
     assert f"the shares on a card are {shares[0]} and {shares[1]} MiB, so the ceiling is {confirmed} MiB" in theory
-    ceilings.desired = {card.uuid: mps.ceiling([*shares, added])}
+    ceilings.desired = {card.uuid: mps.ceiling_of_shares([*shares, added])}
     front.refuses = True
     ceilings.apply_ceilings()
     assert f"A share of {added} MiB is added: the daemon accepts {added}, a running server refuses" in theory
@@ -61,7 +61,7 @@ def test_the_example_of_the_docstring():
     ceilings.apply_ceilings()
     assert ceilings.confirmed == {card.uuid: added}, "the next pass tries again"
     for sizes, expected in (([], 512), ([100], 512), ([513], 513), ([8138], 8192)):
-        assert mps.ceiling([MiB(mib) for mib in sizes]) == expected
+        assert mps.ceiling_of_shares([MiB(mib) for mib in sizes]) == expected
     assert "(at least 512 MiB, and in whole GiB from 1 GiB on)" in theory
 
 

@@ -63,7 +63,7 @@ def test_a_card_whose_former_mode_is_lost_or_cannot_be_read_is_opened(node, tmp_
 @pytest.mark.parametrize("enforced", [None, False, True])
 def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path, enforced):
     use = SimulatedGpus(node.cards_file)
-    home = Path(mps.folder(str(tmp_path), uuid_of(0)))
+    home = Path(mps.card_daemon_folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
     use.set_compute_mode(uuid_of(0), ComputeMode.EXCLUSIVE_PROCESS)
     if enforced is False:  # our last word is that of a daemon that had ended
@@ -82,7 +82,7 @@ def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path, enforced):
 def test_a_card_that_has_left_the_machine_is_nothing_to_reopen(node, tmp_path, deleted):
     """The release of its daemon failed for ever."""
     use = SimulatedGpus(node.cards_file)
-    home = Path(mps.folder(str(tmp_path), uuid_of(0)))
+    home = Path(mps.card_daemon_folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
     computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
@@ -101,7 +101,7 @@ def test_a_card_that_has_left_the_machine_is_nothing_to_reopen(node, tmp_path, d
 
 def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
     """So nothing starts on it without MPS, and `doctor` says why."""
-    use, home = SimulatedGpus(node.cards_file), Path(mps.folder(str(tmp_path), uuid_of(0)))
+    use, home = SimulatedGpus(node.cards_file), Path(mps.card_daemon_folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
     computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
@@ -114,7 +114,7 @@ def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{"])
 def test_former_modes_that_cannot_be_read_do_not_stop_the_check_of_a_card(tmp_path, content):
-    home = Path(mps.folder(str(tmp_path), uuid_of(0)))
+    home = Path(mps.card_daemon_folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
     (home / mps.MODES_FILE).write_text(content)
     assert not mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0))

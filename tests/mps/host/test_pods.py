@@ -159,7 +159,7 @@ def test_what_drivers_can(version, multi_user, server_status, max_clients):
 
 def test_a_daemon_sees_its_cards_by_uuid_and_in_their_order():
     unit = DaemonUnit(name="node", home=Path("/mps/node"), scope=DaemonScope.NODE, cards=tuple(CARDS))
-    assert units.environment(unit)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+    assert units.daemon_environment(unit)["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cardwise.core.api import mps, names
-from cardwise.core.api.isolation import Isolation, strongest
+from cardwise.core.api.isolation import Isolation, strongest_demand
 from cardwise.core.api.mps import SmPercent
 from cardwise.core.values.decoded import Json
 from tests import build
@@ -48,7 +48,7 @@ def test_own_demand_stays_where_there_is_no_minimum(demand: str) -> None:
 @pytest.mark.parametrize("minimum", list(Isolation))
 def test_the_default_is_the_best_that_the_card_offers_and_at_least_the_minimum(minimum: Isolation) -> None:
     settings = WebhookSettings(isolation=minimum)
-    assert isolation(admitted(pod_demanding(), settings=settings)[0]) == strongest(minimum, Isolation.ADVISORY)
+    assert isolation(admitted(pod_demanding(), settings=settings)[0]) == strongest_demand(minimum, Isolation.ADVISORY)
     whole = pod_demanding(gpu_count=1)
     assert isolation(admitted(whole, settings=settings)[0]) == "advisory", "nobody shares its GPU"
     plain = build.pod(containers=[build.container("a", share=1)])
@@ -98,7 +98,7 @@ def test_the_greatest_of_pod_namespace_and_cluster_counts(cluster: str, namespac
     settings = replace(SETTINGS, isolation=Isolation(cluster))
     known = Known(namespaces={"team": Defaults(isolation=namespace)}, scopes=frozenset({"card"}))
     for demand in (None, Isolation.ADVISORY, Isolation.MPS, Isolation.KERNEL):
-        expected = strongest(demand or Isolation.ADVISORY, Isolation(minimum))
+        expected = strongest_demand(demand or Isolation.ADVISORY, Isolation(minimum))
         pod = pod_demanding(demand)
         assert isolation(admitted(pod, known, settings, "team")[0]) == expected
     out = validate_in_namespace("team", pod_demanding("none"), known, settings)

@@ -56,7 +56,7 @@ class Engine:
     """The engine of one ledger. Call `mark_changed` for nodes whose free cpu, memory or pods have changed.
 
     max_scored_nodes: the maximum number of nodes that a decision scores; None for no limit. If more nodes have no
-        current score, the decision scores a sample of them, and `warm` scores the others later.
+        current score, the decision scores a sample of them, and `run_background_step` scores the others later.
     scorings: the scored policies; the simulator adds further ones.
     """
 
@@ -90,7 +90,7 @@ class Engine:
         self._changed.add(node)
 
     def prepare_policy(self, policy: str) -> None:
-        """Prepare for decisions by this policy: `warm` computes the features of a scored policy in advance."""
+        """Let `run_background_step` compute the features of this policy in advance, if it is a scored policy."""
         if policy in self._scorings:
             self._views.prepare_policy(policy)
 
@@ -121,19 +121,19 @@ class Engine:
         cards = {int(size): int(count) for size, count in zip(sizes, counts, strict=True) if size}
         return LearningInput(dict(self.workload.counts), cards)
 
-    def adopt(self, learned_workload: LearnedWorkload) -> None:
+    def use_workload(self, learned_workload: LearnedWorkload) -> None:
         """Use the learned workload from now on."""
         self._learned_workload = learned_workload
-        self._views.renew()
+        self._views.recompute_features()
 
     def can_decide(self, policy: str) -> bool:
-        """Whether enough nodes are up to date for decisions by this policy. If not, `warm` catches up."""
+        """Whether enough nodes are up to date for decisions by this policy. If not, call `run_background_step`."""
         self.prepare_policy(policy)
         if self._max_scored_nodes is None or max(len(self._table), len(self._changed)) <= self._max_scored_nodes:
             return True
         return policy in self._views and len(self._changed) <= _MAX_CHANGED_NODES
 
-    def warm(self, max_nodes: int = 256) -> bool:
+    def run_background_step(self, max_nodes: int = 256) -> bool:
         """Do one piece of background work, for up to `max_nodes` nodes. It is the first of these that is due: read
         changed nodes, continue a scan of all nodes, or score nodes for a shape. Shapes are due if several decisions
         have used them and many of their scores are stale; the most recently used shape comes first.
@@ -142,10 +142,10 @@ class Engine:
         """
         if self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP):
             return True
-        self._notice_kinds()
+        self._recompute_after_kind_change()
         self._start_scan()
         if self._views.is_scanning:
-            self._renew_rows(self._views.scan_nodes(max_nodes))
+            self._discard_scores(self._views.scan_nodes(max_nodes))
             return True
         for row in reversed(self._rows.values()):
             # If thousands of pods arrive, each of a different size, no shape is used again.
@@ -241,11 +241,11 @@ class Engine:
             else self._max_scored_nodes
         )
         self._catch_up(1 + max_nodes // _SCORES_PER_LOOKUP if policy in self._views else _UNLIMITED_NODES)
-        self._notice_kinds()
+        self._recompute_after_kind_change()
         self.prepare_policy(policy)
         if max_nodes == _UNLIMITED_NODES:
             self._start_scan()
-            self._renew_rows(self._views.scan_nodes(_UNLIMITED_NODES))
+            self._discard_scores(self._views.scan_nodes(_UNLIMITED_NODES))
         return policy in self._views
 
     def _catch_up(self, max_nodes: int) -> bool:
@@ -260,10 +260,10 @@ class Engine:
             self._table.set_node(name, self._ledger.node(name), self._loads.free_load(name))
         self._changed.difference_update(names)
 
-    def _notice_kinds(self) -> None:
+    def _recompute_after_kind_change(self) -> None:
         if self._kinds_version != self._ledger.kinds.changes:
             self._kinds_version = self._ledger.kinds.changes
-            self._views.renew()
+            self._views.recompute_features()
 
     def _start_scan(self) -> None:
         """Start a scan of all nodes if one is due."""
@@ -273,11 +273,11 @@ class Engine:
             self._scanned_change_count = self._table.change_count
             self._views.start_scans(self._table.departure_rate())
 
-    def _renew_rows(self, policies: Sequence[str]) -> None:
-        """Discard the scores of these policies; `warm` or the next decision computes them again."""
+    def _discard_scores(self, policies: Sequence[str]) -> None:
+        """Discard the scores of these policies; `run_background_step` or the next decision computes them again."""
         for (policy, _), row in self._rows.items():
             if policy in policies:
-                row.renew(self._views[policy])
+                row.discard_scores(self._views[policy])
 
     def _row(self, policy: str, shape: Shape) -> ShapeScores:
         key = policy, shape

@@ -117,7 +117,7 @@ class FeatureViews:
             self._requested_policies[policy] = None
             self._begin(policy)
 
-    def renew(self) -> None:
+    def recompute_features(self) -> None:
         """Recompute all features, because the learned workload or the kinds of cards have changed."""
         for policy in self._requested_policies:
             self._begin(policy)
@@ -125,7 +125,7 @@ class FeatureViews:
     def start_scans(self, departure_rate: float) -> None:
         """Start a scan for each policy whose features are complete, unless one is running.
 
-        `prepare_policy` and `renew` start a policy's first scan.
+        `prepare_policy` and `recompute_features` start a policy's first scan.
         """
         self._departure_rate = departure_rate
         for policy, features in self._features_by_policy.items():

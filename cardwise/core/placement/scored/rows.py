@@ -38,8 +38,8 @@ class ShapeScores:
         self._stale_count = 0  # an upper bound of the number of stale nodes
         self._change_count_read = 0
 
-    def renew(self, features: NodeFeatures) -> None:
-        """Discard all scores, because the features have changed."""
+    def discard_scores(self, features: NodeFeatures) -> None:
+        """Discard all scores, and use these features from now on."""
         self._features = features
         self.points = np.zeros(0)
 

@@ -60,9 +60,9 @@ def fill(ledger, node, index, mem):
 def knows(engine, seen):
     for request, of_load in seen:
         engine.count_arrival(request, of_load)
-    engine.adopt(learn_workload(engine.learning_input()))
+    engine.use_workload(learn_workload(engine.learning_input()))
 
 
 def warm(engine):
-    while engine.warm(64):
+    while engine.run_background_step(64):
         pass

@@ -1,5 +1,5 @@
-"""The engine when a decision must not score all nodes: the work that it leaves to `warm`, and the errors that it never
-makes.
+"""The engine when a decision must not score all nodes: the work that it leaves to `run_background_step`, and the errors
+that it never makes.
 """
 
 import random
@@ -36,9 +36,9 @@ def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
     warm(engine)
     assert engine.can_decide("priced")
     assert engine.place(share(150), load(), "priced") is not None  # it scores a sample
-    assert not engine.warm(64), "of sizes that come but once nothing is scored beforehand"
+    assert not engine.run_background_step(64), "of sizes that come but once nothing is scored beforehand"
     assert engine.place(share(150), load(), "priced") is not None
-    assert engine.warm(64)
+    assert engine.run_background_step(64)
     warm(engine)
     # An empty card would no longer have capacity for a second share of 470.
     assert engine.place(share(150), load(), "priced").node == "best"

@@ -154,7 +154,7 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
         assert not engine.workload.counts
     learned = learn_workload(engine.learning_input())
     assert sum(learned.shares.values()) == pytest.approx(1.0 if engine.workload.counts else 0.0)
-    engine.adopt(learned)
+    engine.use_workload(learned)
     share = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=1, mem=MiB(300)),))
     assert engine.place(share, Load(1000, 1000, 1), "priced") is not None
     restored = Workload()
