@@ -3,7 +3,7 @@
 Health has two sources. Xid events report at once that a card failed. Probes report that a card does not answer, and
 only a probe can show that the card has recovered (`faults`).
 
-A call on a failed card may never return. So each call on a card runs in its own thread (`calls`), and the threads that
+A call on a failed card may never return. So each call on a card runs in its own thread (`calls`). The threads that
 serve all cards never make such a call, because a hanging card must not hide the health of other cards.
 """
 

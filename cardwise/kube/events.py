@@ -95,7 +95,7 @@ class EventRecorder:
 
     capacity: the number of Events that may be queued.
     burst: the number of Events that an object may get at once.
-    refill_seconds: after the burst, an object may get one more Event each time this number of seconds has passed.
+    refill_seconds: after the burst, an object may get one Event per `refill_seconds`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Recovery: when a call of one thread succeeds again after an outage, the pauses of the other threads end.
 
-Otherwise, after an outage, one reflector would soon be up to date, but the data of others would stay old until the
-pauses of their back-off end.
+Otherwise, after an outage, one reflector would soon be up to date. The data of others would stay old until the pauses
+of their back-off end.
 """
 
 import threading

@@ -76,8 +76,8 @@ class LineLimit:
     """Limits log lines that clients can cause at will: a number of lines per minute for each key, and for all keys
     together.
 
-    A user can repeat a refused dry run thousands of times without any cost. Metrics count the dropped lines. The first
-    dropped line is reported in the log at once, and the number of dropped lines with the next line after the minute.
+    A user can repeat a refused dry run thousands of times without any cost. Metrics count the dropped lines. When the
+    first line is dropped, the log says so at once. After the minute, the next line reports the number of dropped lines.
     Any thread may call the methods.
     """
 

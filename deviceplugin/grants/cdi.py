@@ -76,8 +76,8 @@ def mps_edits(grant: Grant) -> Edits:
     """The CDI edits that mount the socket of the grant's MPS daemon; for the share agent, folders with the daemon's
     state.
 
-    A container sees only the daemon's socket. In the share agent's folders, an empty tmpfs hides two things: the log,
-    which names other pods, and the pipe folder, whose files the daemon locks and writes.
+    A container sees only the daemon's socket. In the share agent's folders, an empty tmpfs hides the log and the pipe
+    folder. The log names other pods, and the daemon locks and writes files of the pipe folder.
     """
     if grant.is_agent:
         folders = [(folder, f"{shareagent.MPS_ROOT}/{Path(folder).name}") for folder in grant.mps]

@@ -2,9 +2,8 @@
 
 Two more kinds of pods are treated as ended. A pod may be bound to another node, whose name this machine had before
 (docs/design/0031). A pod may be pending again, because etcd was restored from a backup. Either pod may be bound here
-later under the same UID, and a restored API server may have a deleted pod again. So a grant is dropped only if the API
-server reports the end in the same pass, and only if the grant is older than this pass
-(`GrantStore.drop_grants_of_pod`).
+later under the same UID, and a restored API server may have a deleted pod again. So a grant is dropped only if it is
+older than the pass in which the API server reports the end (`GrantStore.drop_grants_of_pod`).
 
 Both reports are needed. The API server forgets a force-deleted pod while its containers still use the card. The runtime
 cannot distinguish a container between two restarts from a container that has ended for good. Both reports together
@@ -105,9 +104,8 @@ class Releaser:
     def reported_shares(self) -> Mapping[str, list[ContainerShare]] | None:
         """The shares that are published as `reported`, by UUID of the card or device.
 
-        These are two kinds of shares: those of pods that have live containers although the API server reports their
-        end, and those of former bindings of pods that are bound here. None until API server and runtime have answered
-        for all pods.
+        Some belong to pods that have live containers although the API server reports their end. The others belong to
+        former bindings of pods that are bound here. None until API server and runtime have answered for all pods.
         """
         with self._lock:
             return None if self._reported is None else dict(self._reported)

@@ -54,7 +54,8 @@ class AppComponents:
         standby is ready as well; otherwise a rolling update would stop.
     outdated_watches: returns the interrupted watches, one line for each. While a watch is interrupted, no pod is
         placed. The process stays ready, because another extender would have no newer data.
-    disconnected_seconds: returns for each kind of object the seconds without a watch, in which events may be missed.
+    disconnected_seconds: returns for each kind of object the seconds without an open watch. In this time events may be
+        missed.
     notice: see `verbs.filter_nodes`.
     inspect_unit: the unit of memory in the responses of inspect.
     """

@@ -85,8 +85,8 @@ class Quotas:
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry to name in an event for a pod that waits for its quota; None if no entry is full.
 
-        Of several full entries, the first match in this order is chosen: the pod exceeds the entry with every choice of
-        cards; the entry is for the requested class; the entry is for all cards.
+        Of several full entries, an entry that the pod exceeds with every choice of cards comes first. Then come entries
+        for the requested class, and last an entry for all cards.
 
         The MiB of a whole card are unknown before the card is chosen, so the MiB of the smallest card are used. A pod
         that waits because only larger cards are free gets no event.

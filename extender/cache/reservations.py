@@ -195,10 +195,10 @@ class Timeouts:
     reservation: how long a plan may wait for its bind call.
     terminating: how long a deleted pod keeps its cards without a report of its node.
     confirmation: within what time after a post the watch must show the pod bound; after that the pod is looked up. It
-        is longer than the API server may work on one request.
+        is longer than the API server's limit for one request.
     restored: how long a pod keeps its cards after a restore of etcd made it pending again. In this time the node
-        notices the restore and reports the pod's containers. That takes at most the sum of three times: the longest
-        pause of a watch, the time until a silent watch counts as broken, and one pass of the device plugin.
+        notices the restore and reports the pod's containers. That takes at most the sum of three times. They are the
+        longest pause of a watch, the time until a silent watch counts as broken, and one pass of the device plugin.
     """
 
     reservation: float = RESERVATION_SECONDS

@@ -5,8 +5,8 @@ schedulers would be blocked. Such a pod has no cards, and its containers never s
 kube-scheduler add its requests to the node's totals, outside of every quota, and refuse other pods. The pod is deleted
 and not evicted, since a PodDisruptionBudget of its owner could forbid the eviction.
 
-Three kinds of pods are excluded: pods that a gpushare scheduler has bound (gpushare's annotations contain an
-assignment), pods that the webhook does not change (they request no slot), and static pods.
+Static pods are excluded, and pods that the webhook does not change (they request no slot). Pods that a gpushare
+scheduler has bound are also excluded: gpushare's annotations contain their assignment.
 """
 
 from collections.abc import Callable

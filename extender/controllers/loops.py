@@ -52,8 +52,8 @@ class Loops:
 
     There is one thread for each argument with steps, one for `step` and one for `requeue_pods`. Each thread repeats its
     steps. PodGroups have their own thread, since a tenant can make writes to PodGroups slow. Preemption has its own
-    thread, too: the victims of a big gang need hundreds of calls, and these calls must not delay the work for pods on
-    overcommitted cards or without a card.
+    thread, too. The victims of a big gang need hundreds of calls. These must not delay the work for pods on
+        overcommitted cards, or for pods without a card.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class Leadership:
         return 0
 
     def is_uninterrupted(self) -> bool:
-        """Whether no other extender has led since this extender last led. Then the state is still complete."""
+        """Whether this extender was also the last leader, so that its state is still complete."""
         return True
 
     def denial(self) -> Denial | None:

@@ -9,7 +9,7 @@ from extender.cache.nodeload import NodeLoads
 class NodeFacts(policies.NodeFacts):
     """The labels of nodes, and the peers of a pod.
 
-    loads: has the labels.
+    loads: the nodes' loads, which also have their labels.
     peer_counts_by_node: the number of the peers on each node. The pod itself and the members of a gang that is being
         planned are left out.
     """

@@ -54,8 +54,8 @@ class PodSearchInput(NamedTuple):
 class SearchedNodes(NamedTuple):
     """The result of a search without the lock, see `nodesearch`.
 
-    best: first some nodes that fit the pod, in order of their scores; then some nodes with cards that are reserved for
-        later pods and that this pod may take.
+    best: some nodes that fit the pod, in the order of their scores. Last come some nodes with cards that are reserved
+        for later pods; this pod may take such cards.
     scores, refusals: the scores and the refusals of all searched nodes.
     freed: `Capacity.freed_count` when the search began.
     unsearched: the number of nodes that were not searched before the call's time was over.
@@ -74,8 +74,8 @@ class SearchedNodes(NamedTuple):
 
 
 class SearchUnfinished(Exception):
-    """No tried node fits the pod, but another node may fit: either a node that the call had no time to search, or a
-    node that was not among the best.
+    """No tried node fits the pod, but another node may fit. The call had no time to search this node, or the node was
+    not among the best.
     """
 
 

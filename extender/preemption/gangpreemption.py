@@ -1,11 +1,11 @@
 """Preemption for gangs: a member gets victims only if all missing members of its gang then fit.
 
 Theory of operation. kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers
-the whole gang: which capacity is free or becomes free, for which members victims terminate already, and which pods must
-be evicted for the other members. Members are placed where the least harmful victims are. After 1, 3, 7, … such members
-the rest of the gang is planned on the free capacity. A plan after each member would cost too much: a plan is more
-expensive than a search on a node. The answer has only the victims for the requested pod. The places of the other
-members are reserved until kube-scheduler calls for these members.
+the whole gang. It considers three things: capacity that is free or becomes free, members with terminating victims, and
+the pods that must be evicted for the other members. Members are placed where the least harmful victims are. After 1, 3,
+7, … such members the rest of the gang is planned on the free capacity. A plan after each member would cost too much: a
+plan is more expensive than a search on a node. The answer has only the victims for the requested pod. The places of the
+other members are reserved until kube-scheduler calls for these members.
 
 Example: a gang has 5 members that request a GPU each. 1 GPU is free on n3. Pods of lower priority have 2 GPUs on n1 and
 2 on n2. With 1 member on n1 in place of a victim, only 2 members fit, and with 3 such members only 4. The next step
@@ -145,7 +145,7 @@ class GangSnapshot:
 
     members: all members, by UID.
     missing: the members that are not in the plan yet.
-    unplaced: the missing members for which no victims terminate.
+    unplaced: the missing members that have no terminating victims.
     freed: `Capacity.freed_count` at that moment.
     """
 

@@ -1,4 +1,4 @@
-"""For nominating ahead: remembers the nodes that kube-scheduler would not refuse for a pod (`nodeconstraints`).
+"""For nominating ahead: remembers the nodes that kube-scheduler would accept for a pod (`nodeconstraints`).
 
 A node may be nominated only if it is open and its labels and taints admit the pod. This module does not consider the
 capacity of nodes, since it changes with every pod. It evaluates only rules that kube-scheduler certainly applies;

@@ -33,7 +33,9 @@ class ProcessOwners:
         }
 
     def find_owner(self, memberships: Sequence[CgroupMembership]) -> ProcessOwner | None:
-        """Find the outermost known pod: inside its cgroup, tenants may create cgroups with another pod's name."""
+        """Find the outermost known pod. Tenants may create inner cgroups with another pod's name, so these are not
+        trusted.
+        """
         for membership in memberships:
             pod = self._by_uid.get(membership.pod_uid) if membership.pod_uid else None
             pod = pod or self._by_container.get(membership.container)

@@ -77,7 +77,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 
 
 def mutate_device_annotation(pod: PodUnderReview, context: Context) -> None:
-    """Warn the author if the annotation of device classes, which `mutate` has written, replaced or removed theirs."""
+    """Warn the author if `mutate` has replaced or removed the author's own annotation of device classes."""
     old_text, new_text = (
         annotations_of(pod.manifest).get(names.DEVICE_CLASSES),
         pod.annotations.get(names.DEVICE_CLASSES),

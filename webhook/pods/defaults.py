@@ -53,8 +53,8 @@ def check_defaults(defaults: Defaults, namespace: str) -> None:
 
 
 def takes_defaults(pod: PodUnderReview) -> bool:
-    """Whether the pod takes defaults. It does not if it has opted out, if it names its node itself (as the pod of
-    `kubectl debug node/…`), or if a container requests devices of NVIDIA's plugin.
+    """Whether the pod takes defaults. It does not in three cases: it has opted out, it names its node itself (as the
+    pod of `kubectl debug node/…`), or a container requests devices of NVIDIA's plugin.
     """
     if pod.annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED or pod.spec.get("nodeName"):
         return False

@@ -70,8 +70,8 @@ def validate_node_name(pod: PodUnderReview, context: Context) -> None:
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
-    """Warn about three things: a scheduler that does not call Cardwise, scheduling gates of other controllers, and
-    selected nodes that have no GPUs or are too small for the pod. Raises KubeError.
+    """Warn about schedulers that do not call Cardwise, and about scheduling gates of other controllers. Also warn if
+    the selected nodes have no GPUs or are too small for the pod. Raises KubeError.
     """
     if pod.request is not None:
         # Every scheduler obeys allocated claims.

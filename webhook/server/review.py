@@ -1,8 +1,8 @@
 """The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
-Later code may rely on types and names. This module raises `InvalidReview` for three errors: the bytes are not an
-AdmissionReview, a field has a wrong type for its kind of object, or a name is impossible. Only the API server should
-call the webhook, but every client that reaches the port can do so.
+Later code may rely on types and names. This module raises `InvalidReview` if the bytes are not an AdmissionReview, if a
+field has a wrong type, or if a name is impossible. Only the API server should call the webhook, but every client that
+reaches the port can do so.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Tables as kubectl prints them: the one printer of all commands."""
+"""Prints the tables of all commands, in kubectl's layout."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

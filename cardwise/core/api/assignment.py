@@ -189,8 +189,8 @@ class Assignment:
 
         Example: 4096 MiB on card A and 8192 on B exceed 8192 on A and 4096 on B by 4096 MiB on B.
 
-        For each card, the excess has as many shares as this assignment has more than `other`, and at least one share if
-        MiB or percent exceed. The first of these shares has all additional MiB and percent.
+        For each card, the excess has the number of shares by which this assignment exceeds `other`. It has at least one
+        share if MiB or percent exceed. The first of these shares has all additional MiB and percent.
         """
         other_uses = {use.uuid: use for use in other.card_uses()}
         excess = {

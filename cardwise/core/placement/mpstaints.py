@@ -1,5 +1,5 @@
-"""MPS taints of cards keep a pod off unsuitable cards: its pods use MPS differently or as another user, or its memory
-tier is less than the pod demands.
+"""MPS taints keep a pod off unsuitable cards. The pods of such a card use MPS differently, or as another user, or the
+card's memory tier is less than the pod demands.
 
 A card has *taints*, and a request does not *tolerate* certain taints. A card with such a taint is closed to the
 request. The taints of a card are computed when the card or its holders change, so placement only compares two integers.

@@ -2,9 +2,9 @@
 
 Theory of operation. First, `setcover` computes the minimum cost of clearing each card alone. Then choices of cards are
 tried depth first, the cheapest cards first. The cards of a choice are a set of needs, and `setcover` finds the cheapest
-set of pods that meets all of them. Two kinds of choices are skipped: those that cost at least as much as the best set
-so far, and those that leave too few cards for a later card request. `preemption` decides which pods may be evicted and
-which amounts besides cards are missing.
+set of pods that meets all of them. A choice is skipped if it costs at least as much as the best set so far. It is also
+skipped if it leaves too few cards for a later card request. `preemption` decides which pods may be evicted and which
+amounts besides cards are missing.
 
 Each card that is tried costs effort, because the number of choices is exponential in the number of requested cards.
 When the effort is spent, the search ends with the best set so far. If there is no set yet, the search continues for

@@ -111,10 +111,10 @@ def least_harmful_victims(
 
     For a pod with several card requests or cards, also returns None if the effort is spent before a set is found.
 
-    chosen: the UIDs of kube-scheduler's own victims. kube-scheduler may evict such a victim for a reason outside the
-        node's totals (ports, affinity, a group that is evicted together). Then the victim stays in the set. If one of
-        these victims is on another node, returns None. The response may name only pods of this node, so only a part of
-        the group would be evicted.
+    chosen: the UIDs of kube-scheduler's own victims. kube-scheduler may have a reason outside the node's totals (ports,
+        affinity, a group that is evicted together). Then the victim stays in the set. If one of these victims is on
+        another node, returns None. The response may name only pods of this node, so only a part of the group would be
+        evicted.
     pace: called before each step, which may take some milliseconds. If it raises, the search ends.
     """
     if not {resident.uid for resident in full_node.residents}.issuperset(chosen):

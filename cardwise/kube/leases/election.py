@@ -20,7 +20,7 @@ Theory of operation: why two processes never hold the Lease at once, even if mes
   Lease with a holder.
 - A process may read a version again that it has seen before. Then etcd may have been restored to this version while the
   process was paused. Another process may have held the Lease before the restore, and still counts its own duration. So
-  after `SILENT_DURATIONS` durations without a response, the next response is handled like the first one: the process
+  after `SILENT_DURATIONS` durations without a response, the next response is handled like the first one. The process
   waits until the Lease expires, even if it wrote the version itself. A version that was replaced less than
   `SILENT_DURATIONS` durations ago cannot be restored, because a restore requires stopping and starting the API servers.
 - If the response to a write is lost, the process recognizes its write later by the exact times in the Lease, never by

@@ -77,8 +77,8 @@ class WatchPace:
     watch_min, watch_max: a watch lasts a random time between these.
     silence: a watch that sends nothing for this time is considered lost. The API server sends a bookmark each minute,
         but only for kinds with an event since its start. If nothing arrived since the watch was opened, the reflector
-        lists again: after etcd was restored from a backup, an API server accepts a watch from a version that it does
-        not have yet, and sends nothing until it has it (kubernetes#107457).
+        lists again: after a restore of etcd, an API server accepts a watch from a version that lies in its future, and
+        sends nothing until it reaches that version (kubernetes#107457).
     backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default longest pause is for
         agents, which run on each node.
     """
@@ -209,7 +209,7 @@ class Reflector(Generic[T]):
 
         After a watch that went silent, these are the seconds since the API server last sent something. If the watch
         never sent anything, they are the seconds since its end, and a list follows: such a silence is normal, because
-        kube-apiserver sends no bookmarks for a kind without events since its start.
+        kube-apiserver sends bookmarks only for kinds with an event since its start.
         """
         since = self._disconnected_at  # read once, because the thread changes it
         return 0.0 if since is None else self._clock.now() - since

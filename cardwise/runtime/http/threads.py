@@ -7,7 +7,7 @@ of A. Calls compete for the CPU and for threads. So a call is charged the larger
 and its seconds on a thread divided by the number of threads.
 
 If N + 1 addresses always have waiting calls, each address gets 1/(N + 1) of the time, however many connections, calls
-or namespaces it has. An API server calls for the whole cluster, but its weight is that of other addresses: if it sends
+or namespaces it has. An API server calls for the whole cluster, but has the same weight as other addresses. If it sends
 no certificate, it looks like any other client, and every client could claim any namespace. But the call of an address
 that uses less than its share starts as soon as a thread is free. Of T threads, the calls of one address occupy at most
 T - 1, so a thread is left for the first call of another address. In the same way, the calls of one owner occupy at most

@@ -1,8 +1,8 @@
 """Expected capacity: the value of nodes where several cards may become empty at the same time, because pods end.
 
 Theory of operation. A request for several whole cards needs cards of one node that are empty at the same time. If pods
-arrive and end all the time, this is rare. New pods must avoid the emptiest nodes, so that it happens. So a node also
-has a value for such a request if it cannot take the request yet: the value of an empty node times 0.6 for each blocking
+arrive and end all the time, this is rare. It happens only if new pods avoid the emptiest nodes. So a node also has a
+value for such a request if it cannot take the request yet: the value of an empty node times 0.6 for each blocking
 share. 0.6 is the chance that a share ends before new shares come. The blocking shares are those on the cards with the
 fewest shares.
 

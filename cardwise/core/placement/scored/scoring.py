@@ -88,8 +88,8 @@ def best_candidates(line: Ints, card: Ints, points: Floats, line_count: int) -> 
 
 
 def distinct_by_cards(workload: Sequence[WeightedShape]) -> tuple[list[Shape], Ints]:
-    """Two results: the distinct shapes of the workload, compared without cpu and memory; for each request of the
-    workload, the index of its shape in this list.
+    """The distinct shapes of the workload, compared without cpu and memory. The second result has, for each request of
+    the workload, the index of its shape.
     """
     indexes: dict[Shape, int] = {}
     shape_indexes = [indexes.setdefault(_cards_only(shape), len(indexes)) for shape, _ in workload]
