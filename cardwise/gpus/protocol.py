@@ -31,7 +31,7 @@ class GpuCard:
 
     index: the card's position in PCI bus order.
     memory: the card's total memory in MiB.
-    reserved: the MiB of it that the driver keeps for itself; 0 if the driver does not say.
+    reserved: the MiB that the driver keeps for itself; 0 if unknown.
     """
 
     index: int

@@ -111,7 +111,7 @@ def trim_object(raw: bytes, *, managed_fields: bool = False) -> bytes:
 
 
 def drop_managed_fields(raw: bytes) -> bytes:
-    """Copy an object's JSON without `metadata.managedFields`, for the reason in `trim_object`.
+    """Copy an object's JSON without `metadata.managedFields`; `trim_object` has the reason.
 
     All other fields are unchanged; JSON without metadata is returned unchanged. Raises RecursionError from the decoder.
     """

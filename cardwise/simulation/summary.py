@@ -81,7 +81,7 @@ def summarize_fills(
 ) -> list[FillSummary]:
     """Summarize `fill` runs: one summary for each workload and policy, in the order of the runs.
 
-    levels: requested cards, in percent of all cards, at which `FillSummary.at` has means.
+    levels: the amounts of requested cards for which `FillSummary.at` has means, in percent of all cards.
     """
     return [
         FillSummary(

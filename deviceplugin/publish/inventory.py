@@ -1,7 +1,7 @@
 """Reconciles this node's capacities and ExtendedResources in the API server, and activates parked pods.
 
-Compares the desired objects (`cards`) with the objects in the API server, and patches the difference. Does so
-continuously, since a kubelet that registers again sets capacities that it does not know to 0, and people edit objects.
+Compares the desired objects (`cards`) with the objects in the API server, and patches the difference. This continues
+all the time, because a kubelet that registers again sets unknown capacities to 0, and people edit objects.
 """
 
 import threading

@@ -15,10 +15,10 @@ pods again. If the change fails (the node's annotations may be at the API's limi
 failed node is avoided for `_AVOID_SECONDS`.
 
 After each such change kube-scheduler tries all refused pods. For a thousand pods this takes many seconds, in which pods
-that request no GPU wait, too. So capacity that pods release requeues pods only if at least one refused pod does not
-*await a plan*. Members of a gang without a plan await a plan. The gang planner sees freed capacity itself, and requeues
-the members once it has places for all of them. For example, two gangs of 500 members are pending, and each second a pod
-of 1 MiB starts and ends: no node is changed.
+that request no GPU wait, too. So if all refused pods *await a plan*, released capacity requeues no pod. Members of a
+gang without a plan await a plan. The gang planner sees freed capacity itself, and requeues the members once it has
+places for all of them. For example, two gangs of 500 members are pending, and each second a pod of 1 MiB starts and
+ends: no node is changed.
 
 A row is created when the watch shows the pod or when filter is called for it. Not thread-safe: the caller holds the
 lock of `State`, as in `State.queue`.

@@ -30,7 +30,7 @@ STEPS = [
     (Scorer, "place_on"),
     (Scorer, "score_all"),
     (Scorer, "best_node"),
-    (Ledger, "used"),
+    (Ledger, "used_amounts"),
     (NodeLoads, "free_load"),
     (placement, "place"),
     (preemption, "least_harmful_victims"),

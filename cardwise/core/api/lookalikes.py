@@ -168,7 +168,7 @@ def suggest_pod_key(key: str, text: str = "") -> str | None:
 
 
 def suggest_namespace_key(key: str, *, label: bool) -> str | None:
-    """For an annotation or label of a namespace that Cardwise does not read: the key that it probably means, if any."""
+    """The key that an unknown annotation or label of a namespace probably means, if any."""
     domain, _, name = key.rpartition("/")
     own_key = _suggest_own_key(domain, name)
     read_keys = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS

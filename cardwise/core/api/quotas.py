@@ -174,7 +174,7 @@ def unlimited_amount_key(hard: Collection[str]) -> str | None:
 
 
 def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
-    """Whether the quota, in an entry for all cards, limits the requests that ResourceQuotas do not count.
+    """Whether an entry of the quota for all cards limits the requests that ResourceQuotas leave uncounted.
 
     missing: the key that `unlimited_amount_key` returns.
     """

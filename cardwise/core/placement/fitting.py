@@ -385,7 +385,8 @@ def _has_mps_capacity(node: NodeState, codes: Iterable[int], min_code: int) -> b
 def is_avoided(
     node: NodeState, i: int, card_request: CardRequest, kinds: frozenset[int] | None, headroom: Sequence[QuotaHeadroom]
 ) -> bool:
-    """Whether the card request leaves the card, the last empty one of its node, to pods without MPS.
+    """Whether the card request avoids the card, which is the last empty card of its node, for the sake of pods without
+    MPS.
 
     kinds: the kinds of cards that the card request may use; None for all.
     """

@@ -260,7 +260,7 @@ class Ledger:
 
     @contextmanager
     def what_if(self, *, released: Iterable[str] = (), added: Iterable[Holding] = ()) -> Iterator[None]:
-        """Context manager in which the pods `released` hold nothing, and the holdings `added` are added.
+        """Context manager: inside, the pods `released` hold nothing, and the ledger has the holdings `added`, too.
 
         Restores the ledger at the end, also after an exception. Inside, nothing else may change what these pods hold.
         """

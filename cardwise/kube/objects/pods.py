@@ -119,7 +119,9 @@ class PodCondition(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class PodStatus(Struct, rename="camel", frozen=True, gc=False, omit_defaults=True):
-    """The status of a pod. `allocated_resources`, `resources`: of the pod as a whole, as for containers."""
+    """The status of a pod. `allocated_resources`, `resources`: the amounts of the whole pod; containers have fields of
+    the same names.
+    """
 
     phase: str = ""
     nominated_node_name: str = ""

@@ -103,7 +103,8 @@ def advance_certificates(
 
     Recreates damaged certificates, and certificates that are not valid yet (because the clock was ahead when they were
     created). If the key of a CA is lost, the leaf certificates of that CA are kept while clients trust them. Meanwhile
-    the next CA is added to the bundle; it signs after `overlap`, or earlier if a leaf cannot be kept any longer.
+    the next CA is added to the bundle. The next CA signs after `overlap`, or earlier if a leaf certificate must be
+    replaced.
 
     before: the files that this process last read from the store, to restore an empty store or the lost key of a CA.
     """

@@ -25,7 +25,7 @@ def coming(rig, name: str, **settings) -> dict:
 def draining(rig) -> Iterator[Future[None]]:
     """The agent ends, in a thread of its own."""
     with ThreadPoolExecutor() as threads:
-        leaves = threads.submit(rig.agent.drain)
+        leaves = threads.submit(rig.agent.await_admissions)
         rig.clock.until_waiting()
         assert rig.node()["status"]["allocatable"].get(names.SHARE) == "0", "the slots are withdrawn"
         rig.see()
@@ -103,23 +103,23 @@ class Node:
 def test_when_the_kubelet_offers_slots_again_the_time_for_binds_under_way_begins_anew():
     back = shutdown.MIN_SECONDS - 0.25
     node = Node(back, 2 * shutdown.MIN_SECONDS)
-    node.await_admissions()
+    node.drain()
     assert node.withdrawn[:3] == [0.0, 1.0, back]
     assert node.now == back + shutdown.MIN_SECONDS, "and who brings no slots back before that is not waited for"
 
 
 def test_a_node_that_nobody_sees_any_more_is_left_as_soon_and_not_later():
     node = Node(watched=False)
-    node.await_admissions()
+    node.drain()
     assert node.now == shutdown.MIN_SECONDS
     node = Node(watched=False)
-    node.await_admissions(lambda: ["default/never"])
+    node.drain(lambda: ["default/never"])
     assert node.withdrawn == [float(second) for second in range(10)]
 
 
 def test_an_api_server_that_is_silent_keeps_nobody_beyond_the_grace_period():
     node = Node(patch=2.0, watched=False)
-    node.await_admissions(lambda: ["default/never"])
+    node.drain(lambda: ["default/never"])
     assert node.now < 15
 
 

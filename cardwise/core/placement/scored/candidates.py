@@ -91,7 +91,7 @@ def chosen_cards(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
 
 
 def cards_after(nodes: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
-    """The cards of all nodes, each node as it is once the shape has taken the chosen cards there."""
+    """The cards of all nodes, after the shape has taken the chosen cards of each node."""
     free, core = (
         (0.0, 0.0)
         if shape.request_size.whole
