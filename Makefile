@@ -113,7 +113,8 @@ VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
 VERSIONED := $(addprefix tests/integration/,test_cluster.py test_kube_client.py admission security quotas/test_types.py \
 	$(patsubst %,scheduler/test_%.py,articles simulated ahead gangs podgroups preemption mps_places) \
 	$(patsubst %,node/test_%.py,articles_inside deviceplugin pairs podfeatures other_devices mps) \
-	failures/test_extender.py failures/test_two_apiservers.py chart/test_gpushare.py chart/test_gpu_operator.py)
+	failures/test_extender.py failures/test_two_apiservers.py \
+	$(patsubst %,chart/test_%.py,gpushare gpu_operator claims_mode))
 
 .PHONY: test-versions
 test-versions: env ## cluster tests of scheduler, kubelet and admission on each Kubernetes (VERSIONS="1.34 1.37": on these)

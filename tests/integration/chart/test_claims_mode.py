@@ -15,8 +15,9 @@ from tests.cluster.cards import DEFAULT
 from tests.integration import commands
 from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, assigned, workload
+from tests.integration.since import since
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node]
+pytestmark = [pytest.mark.cluster, pytest.mark.node, since(34, "resource.k8s.io/v1")]
 
 DRA = "/apis/resource.k8s.io/v1"
 GROUP = {names.GROUP_NAME: "pair", names.GROUP_NUM: "2"}

@@ -22,8 +22,9 @@ from tests.cluster import Cluster, PatientClient, pki
 from tests.cluster.cards import DEFAULT
 from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, account, allowed, binding, workload
+from tests.integration.since import since
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, since(34, "resource.k8s.io/v1")]
 
 DRA = "/apis/resource.k8s.io/v1"
 UUID = "GPU-3f1c"
