@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -44,16 +45,23 @@ class Access(StrEnum):
     ENV = "env"
 
 
-def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
-    """Return the access to cards on this node, and the reason for this choice.
+class AccessChoice(NamedTuple):
+    """The access to cards on a node, and the reason for the choice."""
+
+    access: Access
+    reason: str
+
+
+def choose_access(runtime_info: RuntimeFacts) -> AccessChoice:
+    """Choose the access to cards on this node.
 
     The access depends only on the runtime's features. If a card has no device node, the card becomes unhealthy, but the
     access to the other cards stays restricted.
     """
     runtime = f"{runtime_info.name} {runtime_info.version}"
     if not serves_cdi(runtime_info):
-        return Access.ENV, f"{runtime} does not support CDI ({CDI_SINCE}); access is open"
-    return Access.CDI, f"{runtime} supports CDI"
+        return AccessChoice(Access.ENV, f"{runtime} does not support CDI ({CDI_SINCE}); access is open")
+    return AccessChoice(Access.CDI, f"{runtime} supports CDI")
 
 
 def choose_access_of_runtime(containers: RuntimeContainers, cdi_dir: Path) -> Access | None:

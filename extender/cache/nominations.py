@@ -24,6 +24,7 @@ searched again. Not thread-safe: the caller holds the lock of `State`.
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cardwise.core.api.assignment import Assignment
 from extender.cache.nodeload import NodeLoads
@@ -91,6 +92,17 @@ class Nomination:
     def reserves_as(self, other: "Nomination") -> bool:
         """Whether both nominations reserve the same cards. Times are not compared: they change each second."""
         return self.places is other.places or self.places == other.places
+
+
+class AwaitedVictims(NamedTuple):
+    """The victims on a node that a nominated pod waits for.
+
+    uids: the UIDs of the victims; empty if the pod waits for none.
+    check_at: the time to check again, in seconds of the clock.
+    """
+
+    uids: frozenset[str]
+    check_at: float
 
 
 class Nominations:
@@ -267,11 +279,10 @@ class Nominations:
                 has_ended = True
         return has_ended
 
-    def awaited_victims(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
-        """The victims on the node that the pod waits for, and the time to check again; None if the pod cannot use the
-        node.
+    def record_offer(self, uid: str, node: str, now: float, *, offered: bool) -> AwaitedVictims | None:
+        """Record whether kube-scheduler has offered the nominated node to the pod in this call.
 
-        offered: whether kube-scheduler has offered the node in this call.
+        Returns the victims that the pod waits for; None if the pod can no longer use the node.
 
         kube-scheduler deletes the victims immediately after the response. A victim that still runs normally after
         `_GOING_SECONDS` will not be deleted. A single call may lack the node for many reasons. But if all calls lack
@@ -287,9 +298,9 @@ class Nominations:
             return None
         victims, deletion_deadline = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
         return (
-            (victims, min(deletion_deadline, offer_deadline))
+            AwaitedVictims(victims, min(deletion_deadline, offer_deadline))
             if now < deletion_deadline
-            else (victims - self._staying_pods(node), offer_deadline)
+            else AwaitedVictims(victims - self._staying_pods(node), offer_deadline)
         )
 
     def reserved_places(

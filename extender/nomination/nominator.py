@@ -23,9 +23,8 @@ from cardwise.core.api import policies
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.placement import fitting
-from cardwise.core.placement.placement import Placement, Unplaceable
+from cardwise.core.placement.placement import Placement, ScoredNodes, Unplaceable
 from cardwise.core.placement.searching import SearchTooLong
-from cardwise.core.values.refusals import Refusal
 from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache.cache import Cache, update_index
 from extender.cache.nodeload import NodeLoads
@@ -234,9 +233,7 @@ class Nominator:
                 return self._placing.place(placement_request)
         return placement
 
-    def score_nodes(
-        self, placement_request: PlacementRequest, created: str
-    ) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score_nodes(self, placement_request: PlacementRequest, created: str) -> ScoredNodes:
         """Score the nodes for a pod. Returns the scores of all nodes that fit, and the refusals of the other nodes."""
         scores, refusals = self._placing.score_nodes(placement_request)
         later = self.later_nominations(placement_request.request.priority, created) if not scores else ()
@@ -246,7 +243,7 @@ class Nominator:
             if other_scores:
                 self._release_overtaken_on(later, other_scores, placement_request.pod.namespace)
                 return self._placing.score_nodes(placement_request)
-        return scores, refusals
+        return ScoredNodes(scores, refusals)
 
     # For pods and gangs without a place. The caller holds the lock.
 

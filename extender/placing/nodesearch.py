@@ -34,7 +34,7 @@ from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.placement.holding import Holding
-from cardwise.core.placement.placement import Scorer
+from cardwise.core.placement.placement import ScoredNodes, Scorer
 from cardwise.core.placement.searching import SearchEffort, SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
@@ -183,7 +183,7 @@ def score_nodes(
     start: int = 0,
     *,
     max_nodes: int | None = None,
-) -> tuple[dict[str, int], dict[str, Refusal]]:
+) -> ScoredNodes:
     """The score of each node that fits, and the refusal of each other node. Changes the snapshot.
 
     pace: when its time is over, the remaining nodes are left out.
@@ -231,4 +231,4 @@ def score_nodes(
         else:
             scores[name] = outcome
             remembered_refusals.pop(name, None)
-    return scores, refusals
+    return ScoredNodes(scores, refusals)

@@ -15,7 +15,7 @@ from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
-from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
+from cardwise.core.placement.placement import Placement, ScoredNodes, Scorer, Unplaceable
 from cardwise.core.placement.searching import NODE_CHECKS, CheckLimit, SearchEffort, SearchTooLong
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
@@ -212,9 +212,7 @@ class Placing:
         reasons = {**placement.refusals, **refusals}
         return Unplaceable(refusals={node: reasons[node] for node in placement_request.nodes})
 
-    def _score_reserved_nodes(
-        self, placement_request: PlacementRequest, reserved: Collection[str]
-    ) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def _score_reserved_nodes(self, placement_request: PlacementRequest, reserved: Collection[str]) -> ScoredNodes:
         """Score the nodes in `reserved`, without the cards of the gang reservation; returns scores and refusals.
 
         Takes 0.02 ms for each node.
@@ -230,7 +228,7 @@ class Placing:
                 refusals[name] = Refusal.GANG_RESERVED
             else:
                 scores[name] = score
-        return scores, refusals
+        return ScoredNodes(scores, refusals)
 
     def _place_unreserved(
         self, placement_request: PlacementRequest, counts: Mapping[str, int]
@@ -394,25 +392,25 @@ class Placing:
         with self._node_scorer(placement_request, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
-    def score_nodes(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score_nodes(self, placement_request: PlacementRequest) -> ScoredNodes:
         """The scores of the nodes that fit, and the refusals of the other nodes. The pod's own reservation is ignored.
 
         Raises SearchTooLong.
         """
         if placement_request.searched is not None and placement_request.searched.scores:
-            return placement_request.searched.scores, placement_request.searched.refusals
+            return ScoredNodes(placement_request.searched.scores, placement_request.searched.refusals)
         if placement_request.searched is not None:
             chosen_placement = self._place_on_searched(placement_request, placement_request.searched)
             return (
-                ({}, chosen_placement.refusals)
+                ScoredNodes({}, chosen_placement.refusals)
                 if isinstance(chosen_placement, Unplaceable)
-                else ({chosen_placement.node: chosen_placement.score}, {})
+                else ScoredNodes({chosen_placement.node: chosen_placement.score}, {})
             )
         self._cache.sync_cards()
         scores, refusals = self._score_unranked(placement_request)
-        return order_by_rank(scores, placement_request.ranks), refusals
+        return ScoredNodes(order_by_rank(scores, placement_request.ranks), refusals)
 
-    def _score_unranked(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def _score_unranked(self, placement_request: PlacementRequest) -> ScoredNodes:
         """As `score_nodes`, as if all nodes had the same rank."""
         reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
@@ -426,9 +424,9 @@ class Placing:
             self._nominated.count_reserved((uid,), priority, reserved, limit=placement_request.limit),
         ):
             reserved_scores, reasons = self._score_reserved_nodes(placement_request, reserved)
-        return scores | reserved_scores, refusals | reasons
+        return ScoredNodes(scores | reserved_scores, refusals | reasons)
 
-    def _score_unreserved(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def _score_unreserved(self, placement_request: PlacementRequest) -> ScoredNodes:
         with self._count_nominated(placement_request):
             headroom = self._cache.headroom(placement_request.pod.namespace)
             if placement_request.load is not None:
@@ -441,7 +439,7 @@ class Placing:
                     headroom=headroom,
                 )
                 if scores is not None:
-                    return scores, {}
+                    return ScoredNodes(scores, {})
             return self._make_scorer(placement_request).score_all(self._ledger, placement_request.nodes)
 
     def place_nominee(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:

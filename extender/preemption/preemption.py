@@ -609,14 +609,14 @@ class Preemption:
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
         for node in nomination.places if nomination is not None and nomination.named_node else ():
-            awaited = self._nominations.awaited_victims(uid, node, self._clock.now(), offered=node in offered)
+            awaited = self._nominations.record_offer(uid, node, self._clock.now(), offered=node in offered)
             if (
                 awaited is not None
-                and self._nominated.place_after_termination(claimant, policy, node, awaited[0]) is not None
+                and self._nominated.place_after_termination(claimant, policy, node, awaited.uids) is not None
             ):
                 self._queue.mark_refused(uid)
-                if math.isfinite(awaited[1]):
-                    self._queue.requeue_all_at(awaited[1])
+                if math.isfinite(awaited.check_at):
+                    self._queue.requeue_all_at(awaited.check_at)
                 return True
         return False
 

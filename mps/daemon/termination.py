@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.kube.watch.reflector import WatchPace
 from mps.host.pods import PodView
@@ -17,6 +17,16 @@ from mps.host.pods import PodView
 DETACH_BEFORE_SECONDS: Final = 3.0
 _PACE = WatchPace()  # the pace of the watch of the node's pods
 _MAX_WATCH_DELAY = _PACE.silence + _PACE.backoff_cap  # seconds
+
+
+class DuePods(NamedTuple):
+    """Pods whose clients must be detached now.
+
+    next_due_seconds: the seconds until the next pod is due; None if unknown.
+    """
+
+    pods: list[PodView]
+    next_due_seconds: float | None
 
 
 @dataclass(slots=True)
@@ -37,8 +47,8 @@ class TerminatingPods:
 
     def due_pods(
         self, pods: Sequence[PodView], *, api_time: datetime | None, node_time: datetime, monotonic: float
-    ) -> tuple[list[PodView], float | None]:
-        """The pods whose clients must be detached now, and the seconds until the next pod is due; None if unknown.
+    ) -> DuePods:
+        """The pods whose clients must be detached now.
 
         api_time: the time of the API server's clock, which also gave the deletion times; None: unknown.
         node_time: the time of the node's clock, which the kubelet uses for pods' deadlines.
@@ -59,7 +69,7 @@ class TerminatingPods:
                 due_pods.append(pod)
             else:
                 remaining_seconds.append(remaining)
-        return due_pods, min(remaining_seconds, default=None)
+        return DuePods(due_pods, min(remaining_seconds, default=None))
 
     def mark_detached(self, uid: str) -> None:
         """Forget a force-deleted pod that has no clients any more."""

@@ -5,7 +5,7 @@ The extender, the simulator, `explain` and the tests all use these functions.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from cardwise.core.api import policies, quotas
 from cardwise.core.api.assignment import Assignment, CardShare, CardUse
@@ -74,7 +74,7 @@ def place(
     candidate_nodes = scorer.with_cards(ledger, nodes) if use_index else nodes
     scores, refusals = scorer.score_all(ledger, candidate_nodes)
     if not scores:
-        return Unplaceable(refusals=refusals if candidate_nodes is nodes else scorer.score_all(ledger, nodes)[1])
+        return Unplaceable(refusals=refusals if candidate_nodes is nodes else scorer.score_all(ledger, nodes).refusals)
     highest = max(scores.values())
     best = min(name for name, score in scores.items() if score == highest)
     return _expect_placement(scorer.place_on(ledger.node(best)))
@@ -185,6 +185,17 @@ class _Names(Collection[str]):
 _WALKS: Final[
     Mapping[CardOrder, Callable[[CardIndex, int, Collection[str], Collection[int] | None, int], Iterator[IndexEntry]]]
 ] = {CardOrder.FULLEST_FIRST: CardIndex.smallest, CardOrder.EMPTIEST_FIRST: CardIndex.largest}
+
+
+class ScoredNodes(NamedTuple):
+    """Nodes for a request.
+
+    scores: by node where the request fits, the score.
+    refusals: by each other node, the reason.
+    """
+
+    scores: dict[str, int]
+    refusals: dict[str, Refusal]
 
 
 class Scorer:
@@ -298,7 +309,7 @@ class Scorer:
             return Refusal.NOT_OURS
         return self._score(node, self._search_plan())
 
-    def score_all(self, ledger: Ledger, nodes: Iterable[str]) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score_all(self, ledger: Ledger, nodes: Iterable[str]) -> ScoredNodes:
         """The score of each node where the request fits, and the refusal of each other node."""
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
@@ -311,7 +322,7 @@ class Scorer:
                     refusals[name] = score
                 else:
                     scores[name] = score
-            return scores, refusals
+            return ScoredNodes(scores, refusals)
         plan = self._search_plan()
         card_request, levels, typed = plan.typed_requests[0]
         min_code, takes_whole_cards = card_code(card_request.mem), card_request.whole
@@ -354,7 +365,7 @@ class Scorer:
                 refusals[name] = score
             else:
                 scores[name] = score
-        return scores, refusals
+        return ScoredNodes(scores, refusals)
 
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
         """The refusal of each node. Call this only if `best_node` returned None."""
