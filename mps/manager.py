@@ -33,7 +33,7 @@ from mps.daemon.machine import DaemonPace
 from mps.daemon.termination import TerminatingPods
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
-from mps.host.availability import PODS_WITHOUT_MPS, Availability, Obstacle
+from mps.host.availability import Availability, Obstacle, describe_pods_without_mps
 from mps.host.control import CommandRefused, ControlError
 from mps.host.ownnode import OwnNode
 from mps.host.pods import (
@@ -421,7 +421,7 @@ class MpsManager:
         if has_holders and is_running:
             obstacle = None
         elif has_holders and obstacle is None and daemon.admits_without_mps:
-            obstacle = PODS_WITHOUT_MPS
+            obstacle = describe_pods_without_mps(unit.uuids)
         metrics.set_unavailable(unit.name, obstacle.cause if obstacle is not None else None)
         if obstacle is not None:
             daemon.set_unavailable(obstacle.reason)
@@ -434,7 +434,8 @@ class MpsManager:
             pods = [parse_pod(msgspec.json.encode(pod)) for pod in self._client.list_objects(paths.pods(), query)]
         except errors.KubeError as error:
             return f"MPS can run again, but it is unknown which pods run without it: {error}"
-        return PODS_WITHOUT_MPS.reason if any(_holds_unit(pod, unit) for pod in pods) else None
+        has_holders = any(_holds_unit(pod, unit) for pod in pods)
+        return describe_pods_without_mps(unit.uuids).reason if has_holders else None
 
     def _create_daemon(self, unit: DaemonUnit) -> Daemon:
         settings = self._settings

@@ -40,9 +40,18 @@ class Obstacle:
     reason: str
 
 
-PODS_WITHOUT_MPS = Obstacle(
-    Cause.PODS, "MPS can run on the GPU again, and starts when the pods that started there without MPS have ended"
-)
+def describe_pods_without_mps(uuids: Sequence[str]) -> Obstacle:
+    """The obstacle of cards on which MPS can run again, while pods are there that started without it.
+
+    Pods that come meanwhile start without MPS, too. Where pods overlap, only an administrator can end that: to close
+    the cards would leave pods pending for as long as the others run.
+    """
+    commands = " and ".join(f"cardwise cordon {uuid}" for uuid in uuids)
+    return Obstacle(
+        Cause.PODS,
+        "MPS can run on the GPU again, and starts when the pods that started there without MPS have ended. Pods that "
+        f"come meanwhile start without MPS, too: if there is always one, run {commands} until MPS is Ready",
+    )
 
 
 class Availability:

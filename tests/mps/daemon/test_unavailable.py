@@ -181,6 +181,24 @@ def test_mps_waits_for_the_end_of_the_pods_that_run_without_it_also_after_a_rest
     node.wait_ready()
 
 
+def test_pods_that_overlap_keep_mps_away_and_the_reason_says_how_an_admin_ends_that(node, program):
+    """Each of them starts without MPS, since one of before is still there."""
+    node.start(control=program)
+    until_state(node, UNAVAILABLE)
+    node.bind("pod0", 0, 4096)
+    install(program)
+    node.pass_time(LOOK)
+    for i in range(3):
+        node.bind(f"pod{i + 1}", 0, 4096)
+        node.end(f"pod{i}")
+        node.pass_time(LOOK)
+        published = node.published_status()
+        assert published["state"] == "Unavailable"
+        assert f"if there is always one, run cardwise cordon {uuid_of(0)} until MPS is Ready" in published["reason"]
+    node.end("pod3")  # no pod follows on a cordoned GPU
+    node.wait_ready()
+
+
 def test_a_manager_that_ends_between_the_check_and_the_start_leaves_the_check_to_the_next(node, program):
     node.start(control=program)
     until_state(node, UNAVAILABLE)
