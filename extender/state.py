@@ -1,10 +1,10 @@
 """The root of the components that share one lock: cache, queue, gangs and preemption. Start reading here.
 
 No code here does I/O or waits for anything but the lock. Most methods acquire the lock once. `warm_caches`,
-`expire_reservations` and `reservation_counts` acquire it several times, for a short time each. If the nodes must be
-searched without the lock (`nodesearch`), `plan_pod`, `score_fitting_nodes` and `score_nodes` acquire it again: for a
-snapshot, and for the decision. Callers use `gangs`, `preemption`, `nominator` and `policies` directly; the methods of
-these acquire the lock themselves.
+`classify_cards`, `expire_reservations` and `reservation_counts` acquire it several times, for a short time each. If the
+nodes must be searched without the lock (`nodesearch`), `plan_pod`, `score_fitting_nodes` and `score_nodes` acquire it
+again: for a snapshot, and for the decision. Callers use `gangs`, `preemption`, `nominator` and `policies` directly; the
+methods of these acquire the lock themselves.
 `cache.reservations` has the table that says which pod has which cards.
 """
 
@@ -32,7 +32,7 @@ from extender.cache.claimed import ClaimedPods
 from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import ShareReport
 from extender.cache.nominated import NominatedPods
-from extender.cache.pacing import Pace
+from extender.cache.pacing import Pace, pause
 from extender.cache.quotas import FullEntry
 from extender.cache.reservations import UNPOSTED_PHASES, Assumed, KnownBinding, Phase, Timeouts
 from extender.cache.statelock import StateLock
@@ -180,9 +180,21 @@ class State:
         another 0.4 s.
         """
         self.preemption.find_unknown_cards(None, Pace(self._clock).pause)
-        with self._lock:
-            self._cache.sync_cards()
+        self.classify_cards()
         update_index(self._lock, self._cache, self._clock, self._ledger.unindexed_count)
+
+    def classify_cards(self) -> None:
+        """Compute the classes of all cards again after classes have changed, in short holds of the lock.
+
+        Meanwhile a part of the cards has the former classes, as if the watch showed the change later.
+        """
+        while True:
+            with self._lock:
+                self._cache.sync_cards()
+                has_more = self._inventory.has_unclassified_cards
+            if not has_more:
+                return
+            pause(self._clock)
 
     def lock_held_seconds(self) -> float:
         """For how many seconds a thread has held the lock; 0 while it is free (`statelock`). Never waits."""

@@ -6,7 +6,7 @@ holds the lock of `State`.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.api.cards import Card
@@ -22,6 +22,9 @@ from extender.records.cards import CardRecord
 
 # Limits of what one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
 MAX_REPORTED_SHARES = 4096  # shares of all its cards
+
+# Cards whose classes are computed again in one hold of the lock: 4 ms, most of it for the changed nodes.
+_CARDS_PER_HOLD: Final = 128
 
 
 class ShareReport(NamedTuple):
@@ -60,6 +63,7 @@ class Inventory:
         self._membership = ClassMembership(())
         self._members: dict[str, CardClasses] = {}  # by card, the classes that were last computed
         self._reclassify = False
+        self._unclassified: list[str] = []  # the cards whose classes are to be computed again
 
     def set_node(self, name: str) -> None:
         """Offer the node's cards and devices from now on."""
@@ -147,15 +151,18 @@ class Inventory:
         """The nodes whose cards or devices have changed since the last call, each with all its cards and devices.
 
         The classes of cards are computed here and not in `set_class`, because at startup hundreds of classes arrive
-        together. One computation is enough for all of them.
+        together. One computation is enough for all of them. One call computes the classes of `_CARDS_PER_HOLD` cards:
+        a class may contain 40,000 cards, and the caller holds the lock. See `has_unclassified_cards`.
         """
         if self._reclassify:
             self._reclassify = False
             self._membership = ClassMembership(self._classes.values(), known_classes=set(self._members.values()))
-            classes_of, known_members = self._membership.classes_of, self._members
-            self._changed.update(
-                record.node for name, record in self._cards.items() if classes_of(record) is not known_members.get(name)
-            )
+            self._unclassified = list(self._cards)
+        for _ in range(min(_CARDS_PER_HOLD, len(self._unclassified))):
+            name = self._unclassified.pop()
+            record = self._cards.get(name)
+            if record is not None and self._membership.classes_of(record) is not self._members.get(name):
+                self._changed.add(record.node)
         for node in self._changed:
             names = self._cards_of.get(node, ()) if node in self.nodes else ()
             cards: list[Card] = []
@@ -168,6 +175,11 @@ class Inventory:
                     cards.append(card_or_device)
             yield node, cards, devices
         self._changed.clear()
+
+    @property
+    def has_unclassified_cards(self) -> bool:
+        """Whether classes have changed, and further calls of `take_changes` compute the classes of more cards."""
+        return self._reclassify or bool(self._unclassified)
 
     def reported_nodes_by_uid(self) -> Mapping[str, Mapping[str, object]]:
         """For each pod UID that cards report: the nodes of these cards."""

@@ -120,12 +120,13 @@ class Loops:
             self._nominating.stop()
 
     def step(self) -> None:
-        """End expired reservations, and look up Bindings without a response."""
+        """Compute classes of cards again, end expired reservations, and look up Bindings without a response."""
         if self._idle_since is not None and self._clock.now() - self._idle_since > _STALLED_SECONDS:
             # After a time-out of filter kube-scheduler tries the pod again, but not after a time-out of preempt.
             _log.warning("this process was paused; requeueing pending pods")
             with self._state.queue() as queue:
                 queue.requeue_all_after_takeover()
+        self._state.classify_cards()
         self._state.expire_reservations()
         binder.confirm_bindings(
             self._state.overdue_bindings(), self._fence, self._state, self._leadership, clock=self._clock
