@@ -41,6 +41,7 @@ class Known:
     # a member and the gang size that it names, by namespace/gang
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)
     scopes: frozenset[str] = frozenset()
+    mostly_per_card: bool = False  # one daemon serves all GPUs on a few nodes only
     kernel_limit: bool = False  # whether the driver limits the memory of shares on any GPU
     clients: int = 48  # the maximum number of shares on one GPU
     ranges: dict[str, Bounds] = field(default_factory=dict)
@@ -88,6 +89,9 @@ class Known:
 
     def mps_scopes(self) -> frozenset[str]:
         return self.scopes
+
+    def do_node_daemons_prevail(self) -> bool:
+        return "node" in self.scopes and not self.mostly_per_card
 
     def has_kernel_limit(self) -> bool:
         return self.kernel_limit

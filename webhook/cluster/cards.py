@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import Final
 
 from cardwise.core.api.classes import ResourceClass
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
@@ -128,7 +129,8 @@ class CardSums:
         self._kept_back = kept_back
         self._lock = threading.Lock()
         self._cards: dict[str, dict[str, CardFacts]] = {}  # by node and name
-        self._scopes: Counter[str] = Counter()  # by scope of an MPS daemon, the number of cards
+        self._scopes: Counter[tuple[str, str]] = Counter()  # by scope of an MPS daemon and node, the number of cards
+        self._mps_nodes: Counter[str] = Counter()  # by scope of an MPS daemon, the number of nodes
         self._kernel_limited = 0  # the number of cards on which the driver limits the memory of shares
         self._client_limits: Counter[int] = Counter()  # by maximum number of shares, the number of GPUs
         self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, in the order of the last use
@@ -141,7 +143,7 @@ class CardSums:
             cards = self._cards.setdefault(new.node, {})
             if len(cards) < MAX_CARDS_PER_NODE:
                 cards[key] = new
-                self._scopes[new.mps] += 1
+                self._count_scope(new, 1)
                 self._kernel_limited += new.has_kernel_limit
                 if not new.other:
                     self._client_limits[new.max_clients] += 1
@@ -188,7 +190,15 @@ class CardSums:
     def mps_scopes(self) -> frozenset[str]:
         """The scopes of the MPS daemons: `CardFacts.mps` of all cards."""
         with self._lock:
-            return frozenset(scope for scope in self._scopes if scope)
+            return frozenset(self._mps_nodes)
+
+    def do_node_daemons_prevail(self) -> bool:
+        """Whether one MPS daemon serves all cards on more than half of the nodes with MPS.
+
+        Nodes are counted, not cards, since a node could report many cards.
+        """
+        with self._lock:
+            return 2 * self._mps_nodes[DaemonScope.NODE] > self._mps_nodes.total()
 
     def has_kernel_limit(self) -> bool:
         """Whether the driver limits the memory of shares on any card."""
@@ -221,9 +231,7 @@ class CardSums:
         if card is None:
             return
         self._kernel_limited -= card.has_kernel_limit
-        self._scopes[card.mps] -= 1
-        if not self._scopes[card.mps]:
-            del self._scopes[card.mps]
+        self._count_scope(card, -1)
         if not card.other:
             self._client_limits[card.max_clients] -= 1
             if not self._client_limits[card.max_clients]:
@@ -231,6 +239,19 @@ class CardSums:
         if not cards:
             del self._cards[node]
         self._mark_changed(node)
+
+    def _count_scope(self, card: CardFacts, change: int) -> None:
+        if not card.mps:
+            return
+        key = card.mps, card.node
+        cards = self._scopes[key] + change
+        self._scopes[key] = cards
+        if cards == max(change, 0):  # the node's first card, or its last one
+            self._mps_nodes[card.mps] += change
+        if not cards:
+            del self._scopes[key]
+            if not self._mps_nodes[card.mps]:
+                del self._mps_nodes[card.mps]
 
     def _mark_changed(self, node: str) -> None:
         for class_sum in self._sums.values():

@@ -201,6 +201,9 @@ class ClusterView:
     def mps_scopes(self) -> frozenset[str]:
         return self._card_sums.mps_scopes()
 
+    def do_node_daemons_prevail(self) -> bool:
+        return self._card_sums.do_node_daemons_prevail()
+
     def has_kernel_limit(self) -> bool:
         return self._card_sums.has_kernel_limit()
 

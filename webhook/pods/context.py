@@ -65,6 +65,9 @@ class Lookups(Protocol):
     def mps_scopes(self) -> frozenset[str]:
         """The scopes of all MPS daemons; empty without an MPS manager."""
 
+    def do_node_daemons_prevail(self) -> bool:
+        """Whether one MPS daemon serves all GPUs on more than half of the nodes with MPS."""
+
     def has_kernel_limit(self) -> bool:
         """Whether the driver limits the memory of shares on any GPU."""
 

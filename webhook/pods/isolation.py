@@ -5,7 +5,7 @@ The webhook writes the demand into an annotation of the pod. Extender, device pl
 A policy forbids later changes of the annotation, because MPS on the card was set for this pod.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from cardwise.core.api import mps, names
@@ -17,9 +17,6 @@ from cardwise.core.values.wording import quote_text
 from webhook.pods.context import Context, Lookups
 from webhook.pods.pod import PodUnderReview
 from webhook.pods.refusals import collect_warnings
-
-Scopes = Callable[[], frozenset[str]]
-"""The scopes of the MPS managers of the cluster; empty if there is none."""
 
 PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
 
@@ -65,7 +62,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     minimum = min_isolation(pod.request, context)
     demand = parse_isolation(annotations.get(names.ISOLATION, Isolation.ADVISORY))
     if demand.uses_mps:
-        demand = strongest_demand(_applicable(demand, pod.request, context.cluster.mps_scopes), minimum)
+        demand = strongest_demand(_applicable(demand, pod.request, context.cluster), minimum)
     pod.isolation = demand
     written = {names.ISOLATION: str(demand)}
     if names.SM_PERCENT in annotations:
@@ -76,13 +73,16 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
         pod.annotations = annotations | written
 
 
-def _applicable(demand: Isolation, pod_request: PodRequest, scopes: Scopes) -> Isolation:
-    """The demand; `none` instead of `advisory` for a pod with shares of several cards in a container if no MPS daemon
-    serves several cards.
+def _applicable(demand: Isolation, pod_request: PodRequest, cluster: Lookups) -> Isolation:
+    """The demand; `none` instead of `advisory` for a pod with shares of several cards in a container, unless one daemon
+    serves all cards on most nodes with MPS.
+
+    With `advisory`, nodes with a daemon for each card are closed to the pod. So a single node, which may report
+    anything, must not decide this.
     """
     if demand is not Isolation.ADVISORY or pod_request.has_whole_cards_only or not _multi_card_container(pod_request):
         return demand
-    return demand if DaemonScope.NODE in scopes() else Isolation.NONE
+    return demand if cluster.do_node_daemons_prevail() else Isolation.NONE
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
@@ -123,8 +123,11 @@ def _check_tiers(demand: Isolation, minimum: Isolation, pod_request: PodRequest,
     if waiting_reason is not None:
         warnings = (f"{FIELD}: {waiting_reason}", *warnings)
     container_name = _multi_card_container(pod_request)
-    if not scopes or not container_name or DaemonScope.NODE in scopes:
+    if not scopes or not container_name or cluster.do_node_daemons_prevail():
         return warnings
+    if DaemonScope.NODE in scopes:
+        problem = f"container {container_name} has several GPUs, and on most nodes each MPS daemon serves a single GPU"
+        return (f"{FIELD}: {problem}; the pod can run only on the other nodes", *warnings)
     problem = f"container {container_name} has several GPUs, and on every node each MPS daemon serves a single GPU"
     remedy = "request one GPU in each container, or have cardwise-mps run with --scope=node"
     if minimum is Isolation.NONE:

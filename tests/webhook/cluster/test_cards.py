@@ -56,6 +56,21 @@ def test_mps_scopes_are_those_of_the_cards():
     assert sums.mps_scopes() == {"node"}
 
 
+def test_node_daemons_prevail_by_nodes_and_not_by_cards():
+    node = {f"c{i}": card("n1", mps="node") for i in range(8)}
+    sums = add_cards(CardSums(KEPT_BACK), **node)
+    assert sums.do_node_daemons_prevail()
+    add_cards(sums, a=card("n2", mps="card"))
+    assert not sums.do_node_daemons_prevail(), "one node of two is not most"
+    add_cards(sums, b=card("n3", mps="node"), c=card("n4"))
+    assert sums.do_node_daemons_prevail(), "nodes without MPS do not count"
+    for i in range(8):
+        sums.on_delete(f"c{i}", card("n1", mps="node"))
+        assert sums.do_node_daemons_prevail() == (i < 7)
+    sums.on_delete("b", card("n3", mps="node"))
+    assert (sums.mps_scopes(), sums.do_node_daemons_prevail()) == ({"card"}, False)
+
+
 def test_the_maximum_number_of_shares_is_that_of_the_gpu_that_takes_most():
     sums = CardSums(KEPT_BACK)
     assert sums.max_clients() == 0, "no GPU is known"

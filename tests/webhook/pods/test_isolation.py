@@ -177,6 +177,19 @@ def test_several_cards_are_without_mps_where_no_daemon_serves_several(demand: st
     assert isolation(admitted(pod, PER_NODE)[0]) == "advisory"
 
 
+def test_a_single_node_whose_daemon_serves_all_cards_does_not_close_the_other_nodes() -> None:
+    pod = pod_demanding(gpu_mem=2000, gpu_count=2)
+    known = replace(PER_NODE, mostly_per_card=True)
+    after, warnings = admitted(pod, known)
+    assert (isolation(after), warnings) == ("none", ())
+    problem = "container main has several GPUs, and on most nodes each MPS daemon serves a single GPU"
+    warned = f"{FIELD}: {problem}; the pod can run only on the other nodes"
+    for demand, minimum in (("mps", Isolation.NONE), (None, Isolation.ADVISORY)):
+        pod = pod_demanding(demand, gpu_mem=2000, gpu_count=2)
+        after, warnings = admitted(pod, known, replace(PLAIN, isolation=minimum))
+        assert (isolation(after), warnings) == (demand or "advisory", (warned,))
+
+
 @pytest.mark.parametrize("known", [Known(), PER_CARD, PER_NODE], ids=["no MPS", "a daemon per card", "one daemon"])
 @pytest.mark.parametrize("demand", ["none", "advisory", "mps", "kernel"])
 @pytest.mark.parametrize("count", [1, 2])
