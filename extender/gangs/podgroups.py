@@ -23,13 +23,18 @@ _decode = msgspec.json.Decoder(Json).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """A PodGroup. `auto`: whether the extender created it, for a gang that had no PodGroup."""
+    """A PodGroup.
+
+    auto: whether the extender created it, for a gang that had no PodGroup.
+    terminating: whether it is deleted already, and a finalizer keeps it.
+    """
 
     namespace: str
     name: str
     group: PodGroupSpec
     minimum: int = 0
     auto: bool = False
+    terminating: bool = False
     uid: str = ""
     generation: int = 0
     status: Json = field(default_factory=dict)
@@ -63,6 +68,7 @@ def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
         group=PodGroupSpec(running=running, partly_bound_since=partly_bound_since) if auto else group,
         minimum=minimum,
         auto=auto,
+        terminating=metadata.get("deletionTimestamp") is not None,
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
         status=status,

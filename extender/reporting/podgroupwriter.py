@@ -132,6 +132,8 @@ class PodGroupWriter:
             manifest = podgroups.automatic_group(view)
             return "made", lambda: self._client.create(paths.podgroups(namespace), manifest, timeout=_WRITE_TIMEOUT)
         if record.auto and view is None:
+            if record.terminating:
+                return None
             options = {"preconditions": {"uid": record.uid}}
             return "deleted", lambda: self._client.delete(
                 paths.podgroups(namespace, name), options, timeout=_WRITE_TIMEOUT

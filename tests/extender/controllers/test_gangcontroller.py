@@ -380,6 +380,21 @@ def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
     assert deleted[0].body == {"preconditions": {"uid": podgroup["metadata"]["uid"]}}
 
 
+def test_an_automatic_podgroup_that_a_finalizer_keeps_is_deleted_once(scene):
+    podgroup = pod_group()
+    podgroup["metadata"] |= {"labels": {names.AUTO_LABEL: "true"}, "finalizers": ["example.com/keep"]}
+    scene.put_podgroup(podgroup)
+    scene.write_statuses(0.25)
+    assert [call.verb for call in scene.api.requests] == ["delete"]
+    podgroup["metadata"]["deletionTimestamp"] = "2026-11-30T22:00:00Z"
+    scene.put_podgroup(podgroup)
+    scene.write_statuses(60)
+    assert [call.verb for call in scene.api.requests] == ["delete"]
+    trio(scene)
+    scene.write_statuses()
+    assert scene.group()["status"]["members"] == 3, "a gang of this name has come"
+
+
 @pytest.mark.parametrize("label", ["false", "", "yes"])
 def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, label):
     """The admission policy uses the value as well: it refuses the extender's writes to other PodGroups."""
