@@ -229,6 +229,7 @@ class Extender:
             metrics.observe_gang_wait,
         )
         self._state.nominator.on_outcome = metrics.count_nomination
+        self._claims.on_outcome = metrics.count_claim
         components = AppComponents(
             state=self._state,
             binder=self._binder,

@@ -129,7 +129,7 @@ class State:
         self.preemption = Preemption(
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
-        self._claimed = ClaimedPods(self._reservations, clock)
+        self._claimed = ClaimedPods(self._reservations, self._loads, self._is_gang_started, clock)
         # Nodes on which pods were bound since the last call of `take_overcommitted_nodes`.
         self._newly_bound_nodes: set[str] = set()
         # By UID: pods that were bound without the extender, with their nodes.
@@ -663,6 +663,14 @@ class State:
 
     # The methods below are called under the lock.
 
+    def _is_gang_started(self, uid: str) -> bool:
+        """Whether kube-scheduler may bind another member of the pod's gang, or has."""
+        gang = self.gangs.gang_of(uid)
+        if gang is None:
+            return False
+        rows = (self._reservations.get(member.uid) for member in gang.counted_members if member.uid != uid)
+        return bool(gang.bound_members) or any(row is not None and row.phase is Phase.ALLOCATED for row in rows)
+
     def _overcommitted_capacity_by_uuid(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)
         return state.overcommitted() if state is not None else {}
@@ -678,7 +686,10 @@ class State:
     def _set_placed_pod(self, pod: PodRecord) -> None:
         """Update a pod that is bound or finished. A pod may finish without ever being bound."""
         self._queue.remove_pod(pod.uid)
-        self._claimed.remove_pod(pod.uid)
+        if pod.finished:
+            self._claimed.remove_pod(pod.uid)
+        else:
+            self._claimed.mark_bound(pod.uid)
         if pod.finished:
             self._loads.remove_pod(pod.uid)
         else:

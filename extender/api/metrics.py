@@ -71,6 +71,12 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self._claims = Counter(
+            "cardwise_extender_claims_total",
+            "ResourceClaims of pods, by outcome: allocated, failed, refused (by kube-scheduler).",
+            ["outcome"],
+            registry=registry,
+        )
         verbs = ("filter", "prioritize", "preempt", "bind", "inspect")
         self._by_verb = {verb: self._seconds.labels(verb) for verb in verbs}
 
@@ -111,6 +117,10 @@ class Metrics:
         """Count the outcome of a pod that was nominated ahead."""
         self._nominations.labels(outcome).inc()
 
+    def count_claim(self, outcome: str) -> None:
+        """Count a ResourceClaim by its outcome."""
+        self._claims.labels(outcome).inc()
+
     def count_bind(self, outcome: str) -> None:
         """Count a bind call by its outcome."""
         self._binds.labels(outcome).inc()
@@ -135,7 +145,8 @@ class GaugeReaders(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _gauge(
             "cardwise_extender_reservations",
-            "Shares in the ledger, by phase: reserved, waiting, binding, unconfirmed, bound, terminating, reported.",
+            "Shares in the ledger, by phase: reserved, waiting, binding, unconfirmed, allocated, bound, terminating, "
+            "reported.",
             "phase",
             self.reservations(),
         )

@@ -186,6 +186,11 @@ class Binder:
         with self._state.queue() as queue:
             taken_request = queue.take_request(args.pod_uid)
         request, version = taken_request or self._read_request(args)
+        if known_binding is not None and known_binding.phase is Phase.ALLOCATED and known_binding.node == args.node:
+            # The pod has its claim, and kube-scheduler is configured to let the extender bind: scheduler.mode was
+            # changed. The Binding says the same as the claim.
+            self._post(_Binding(args, known_binding.assignment, version, {}), deadline, epoch, unconfirmed=False)
+            return "bound"
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
         policy = policies.card_policy(request.policy if request is not None else None, self._policy)
         # A member of a gang may have waited for minutes since the call arrived.

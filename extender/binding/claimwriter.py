@@ -260,10 +260,10 @@ class ClaimWriter:
         return str(metadata["resourceVersion"])
 
     def _annotations(self, grant: ClaimGrant) -> Json:
-        annotations: Json = {}
-        if grant.assignment is not None:
-            now = self._clock.wall_ns()
-            annotations = dict(codec.encode(grant.assignment, assume_time_ns=now, env_access=grant.env_access))
+        if grant.assignment is None:
+            return {}  # a member of a gang without a GPU: only its gate is opened
+        now = self._clock.wall_ns()
+        annotations: Json = dict(codec.encode(grant.assignment, assume_time_ns=now, env_access=grant.env_access))
         if token := self._token(grant):
             annotations[names.LEADER_EPOCH] = token
         return annotations
@@ -301,7 +301,7 @@ def is_whole(pod: Json, claim: Json | None, node: str, assignment: Assignment | 
         return False
     if assignment is None:
         return True
-    return claim is not None and _gives(claim, node, assignment) and read_assignment(pod) == assignment
+    return claim is not None and gives(claim, node, assignment) and read_assignment(pod) == assignment
 
 
 def _cards(grant: ClaimGrant) -> Assignment:
@@ -338,10 +338,11 @@ def _counts_by_request(claim: Json) -> list[tuple[str, int]]:
 
 
 def _is_allocated_as(claim: Json, grant: ClaimGrant) -> bool:
-    return grant.assignment is not None and _gives(claim, grant.node, grant.assignment)
+    return grant.assignment is not None and gives(claim, grant.node, grant.assignment)
 
 
-def _gives(claim: Json, node: str, assignment: Assignment) -> bool:
+def gives(claim: Json, node: str, assignment: Assignment) -> bool:
+    """Whether the claim is allocated on this node with these cards and devices."""
     try:
         allocation = claims.decode(claim)
     except InvalidClaim:

@@ -12,19 +12,21 @@ Each pod goes through these steps, and the watches may show them in any order::
        └─────── UNCONFIRMED: read, delete the claim, read again ◄─────────────┘
 
 Example: pod P is allocated on node A at second 0. At 0.1 kube-scheduler finds that A has no free port for P, and
-deallocates the claim. The watch shows that, P's row becomes UNCONFIRMED, and a thread deletes the claim; the row ends
-at 0.2, and A is avoided for P until 30. P is planned on B at once; after later refusals it waits 1, 2, 4, ... seconds
-before, at most 60.
+deallocates the claim. The watch shows that, P's row becomes UNCONFIRMED, and a thread deletes the claim. The row ends
+at 0.2, and A is avoided for P until 30, or until a pod leaves A. P is planned on B at once; after later refusals it
+waits 1, 2, 4, ... seconds before, at most 60.
 
 Not thread-safe: the caller holds the lock of `State`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
-from extender.cache.reservations import UNPOSTED_PHASES, Phase, Reservations
+from extender.cache.nodeload import NodeLoads
+from extender.cache.reservations import UNPOSTED_PHASES, Phase, Reservation, Reservations
 from extender.records.claim import ClaimRecord, PendingByClaim
 from extender.records.podref import PodRef
 
@@ -45,14 +47,14 @@ class _Attempts:
 
     failures: refusals and failed writes in a row.
     not_before: when the pod may be planned again.
-    avoided: by node, until when the node is avoided.
+    avoided: by node, until when the node is avoided, and the node's `NodeLoads.freed_count_of` at the refusal.
     refused_before: whether the pod's status said at the allocation that kube-scheduler finds no node.
     refused_since: when its status said so first since the allocation.
     """
 
     failures: int = 0
     not_before: float = float("-inf")
-    avoided: dict[str, float] = field(default_factory=dict)
+    avoided: dict[str, tuple[float, int]] = field(default_factory=dict)
     refused_before: bool = False
     refused_since: float = _FOREVER
 
@@ -60,21 +62,30 @@ class _Attempts:
 class TakeBack(NamedTuple):
     """A pod whose claim must be read, and usually deleted.
 
-    refused: whether kube-scheduler has refused the node, so that the claim must be deleted even if it is whole.
+    is_gang_started: whether another member of the pod's gang can be bound already. Then the gate of this one is opened
+        if its claim is allocated: a gang that has started is finished, also by a new leader.
+
+    refusal: why the claim must be deleted even if it is whole: how kube-scheduler has refused the node. None if it has
+        not.
     """
 
     pod: PodRef
     node: str
     assignment: Assignment | None
-    refused: bool
+    refusal: str | None
+    is_gang_started: bool
 
 
 class ClaimedPods:
     """The pending pods by claim, and all claims of Cardwise's class."""
 
-    def __init__(self, reservations: Reservations, clock: Clock) -> None:
+    def __init__(
+        self, reservations: Reservations, loads: NodeLoads, is_gang_started: Callable[[str], bool], clock: Clock
+    ) -> None:
         self.changes = 0  # how many changes may let a pod be planned
         self._reservations = reservations
+        self._loads = loads
+        self._is_gang_started = is_gang_started
         self._clock = clock
         self._pods: dict[str, PendingByClaim] = {}  # by UID
         self._claims: dict[str, ClaimRecord] = {}  # by key
@@ -82,6 +93,7 @@ class ClaimedPods:
         self._deleted: dict[str, None] = {}  # UIDs of claims that this process has deleted and that the watch shows
         self._attempts: dict[str, _Attempts] = {}  # by UID of a pending pod
         self._refused: dict[str, str] = {}  # by UID of pods whose row is UNCONFIRMED since a refusal: the reason
+        self._unsettled: dict[str, TakeBack] = {}  # pods that were bound while their claims were taken back
         self._unused_since: dict[str, float] = {}  # by key of a claim without a pod
 
     # Objects of the API server.
@@ -103,11 +115,30 @@ class ClaimedPods:
             self._adopt(uid)
 
     def remove_pod(self, uid: str) -> None:
-        """Forget a pod that is bound, finished or gone, or that no longer waits for a claim."""
+        """Forget a pod that is finished or gone, or that does not wait for a claim."""
+        self._unsettled.pop(uid, None)
         if self._pods.pop(uid, None) is not None:
             self.changes += 1
         self._attempts.pop(uid, None)
         self._refused.pop(uid, None)
+
+    def mark_bound(self, uid: str) -> None:
+        """Record that a pod is bound. Call this before its reservation is changed.
+
+        If its claim was being taken back, the claim may be deleted: then the pod gets it again.
+        """
+        row = self._reservations.get(uid)
+        unsettled = None
+        if row is not None and row.phase is Phase.UNCONFIRMED and row.by_claim:
+            unsettled = self._make_take_back(row)
+        unsettled = unsettled or self._unsettled.get(uid)
+        self.remove_pod(uid)
+        if unsettled is not None:
+            self._unsettled[uid] = unsettled
+
+    def end_restore(self, uid: str) -> None:
+        """Record that a bound pod has its claim."""
+        self._unsettled.pop(uid, None)
 
     def set_claim(self, claim: ClaimRecord) -> None:
         """Update a claim."""
@@ -152,14 +183,15 @@ class ClaimedPods:
         return self._pods.get(uid)
 
     def avoided_nodes(self, uid: str) -> set[str]:
-        """The nodes that kube-scheduler has refused for the pod lately."""
-        attempts = self._attempts.get(uid)
-        now = self._clock.now()
-        return {node for node, until in attempts.avoided.items() if until > now} if attempts is not None else set()
-
-    def refusal_reason(self, uid: str) -> str | None:
-        """Why the pod's claim is taken back; None if it is not, or only to be settled."""
-        return self._refused.get(uid)
+        """The nodes that kube-scheduler has refused for the pod lately, and that no pod has left since."""
+        attempts, now = self._attempts.get(uid), self._clock.now()
+        if attempts is None:
+            return set()
+        return {
+            node
+            for node, (until, freed_count) in attempts.avoided.items()
+            if until > now and self._loads.freed_count_of(node) == freed_count
+        }
 
     # Outcomes.
 
@@ -180,8 +212,9 @@ class ClaimedPods:
             return
         now = self._clock.now()
         if node:
-            attempts.avoided = {name: until for name, until in attempts.avoided.items() if until > now}
-            attempts.avoided[node] = now + _AVOID_SECONDS * 2 ** min(attempts.failures, _MAX_DOUBLINGS)
+            attempts.avoided = {name: entry for name, entry in attempts.avoided.items() if entry[0] > now}
+            seconds_avoided = _AVOID_SECONDS * 2 ** min(attempts.failures, _MAX_DOUBLINGS)
+            attempts.avoided[node] = now + seconds_avoided, self._loads.freed_count_of(node)
         backoff = 0.0 if not attempts.failures else _FIRST_BACKOFF * 2 ** min(attempts.failures - 1, _MAX_DOUBLINGS)
         attempts.not_before = now + max(seconds, min(backoff, _MAX_BACKOFF))
         attempts.failures += 1
@@ -219,6 +252,15 @@ class ClaimedPods:
                 self._refused.pop(row.pod.uid, None)
                 self._reservations.settle_claim(row.pod.uid, None)
                 self._adopt(row.pod.uid)
+        for claim in self._claims.values():
+            pod = self._pods.get(claim.pod.uid)
+            if pod is None or claim.allocation is None or not self._must_finish(pod, claim):
+                continue
+            former = self._reservations.get(pod.ref.uid)
+            if former is None or former.phase in UNPOSTED_PHASES:
+                self._reservations.release_plan(pod.ref.uid)
+                node, assignment = claim.allocation.node, claim.allocation.assignment
+                self._reservations.set_allocated(pod.waiting, node, assignment, Phase.UNCONFIRMED)
         self.changes += 1
 
     # Claims to take back and to delete.
@@ -235,15 +277,14 @@ class ClaimedPods:
             since = row.since if attempts.refused_before and pod is not None and pod.refused else attempts.refused_since
             if now - since >= seconds * 2 ** min(attempts.failures, _MAX_DOUBLINGS):
                 self._on_refused(row.pod.uid, "kube-scheduler finds no node for the pod")
-        return [
-            TakeBack(row.pod, row.node, row.assignment, row.pod.uid in self._refused)
-            for row in self._reservations.rows_in_phases(Phase.UNCONFIRMED)
-            if row.by_claim
-        ]
+        unconfirmed = self._reservations.rows_in_phases(Phase.UNCONFIRMED)
+        return [*self._unsettled.values(), *(self._make_take_back(row) for row in unconfirmed if row.by_claim)]
 
     def claims_to_fence(self) -> list[ClaimRecord]:
         """The claims of pods without a node by which kube-scheduler cannot bind the pod yet: the gate is closed, or the
         claim is not allocated. A former leader has not finished them, and may still be about to.
+
+        Not those of a gang that has started: `begin_epoch` lets them be finished.
         """
         return [
             claim
@@ -251,6 +292,7 @@ class ClaimedPods:
             if (pod := self._pods.get(claim.pod.uid)) is not None
             and (pod.gated or claim.allocation is None)
             and claim.uid not in self._deleted
+            and not self._must_finish(pod, claim)
         ]
 
     def unused_claims(self) -> list[ClaimRecord]:
@@ -267,6 +309,10 @@ class ClaimedPods:
         return unused
 
     # Private helpers.
+
+    def _make_take_back(self, row: Reservation) -> TakeBack:
+        uid = row.pod.uid
+        return TakeBack(row.pod, row.node, row.assignment, self._refused.get(uid), self._is_gang_started(uid))
 
     def _is_due(self, pod: PendingByClaim, now: float) -> bool:
         row = self._reservations.get(pod.ref.uid)
@@ -288,8 +334,14 @@ class ClaimedPods:
         if row is None or row.phase in UNPOSTED_PHASES or row.phase is Phase.ORPHANED:
             if row is not None and row.phase in UNPOSTED_PHASES:
                 self._reservations.release_plan(uid)
-            self._reservations.set_allocated(pod.waiting, claim.allocation.node, claim.allocation.assignment)
+            node, assignment = claim.allocation.node, claim.allocation.assignment
+            self._reservations.set_allocated(pod.waiting, node, assignment, Phase.ALLOCATED)
             self.mark_allocated(uid)
+
+    def _must_finish(self, pod: PendingByClaim, claim: ClaimRecord) -> bool:
+        """Whether only the gate of a member is missing, and its gang has started."""
+        is_own = claim.allocation is not None and claim.allocation.pod_uid == pod.ref.uid
+        return pod.gated and is_own and self._is_gang_started(pod.ref.uid)
 
     def _on_refused(self, uid: str, reason: str) -> None:
         row = self._reservations.get(uid)

@@ -41,6 +41,7 @@ class NodeLoads:
         self._changed_at: dict[str, int] = {}  # the generation of each node's last change
         self._nodes: dict[str, NodeRecord] = {}
         self._slots_since: dict[str, float] = {}  # by node that had no slots: since when it has slots again
+        self._freed_counts: dict[str, int] = {}  # by node; not in snapshots
         self._sums: dict[str, Load] = {}
         self._pods: Map[str, PlacedPod] = Map()
         self._planned: set[str] = set()
@@ -119,6 +120,7 @@ class NodeLoads:
     def remove_node(self, name: str) -> None:
         self._nodes.pop(name, None)
         self._slots_since.pop(name, None)
+        self._freed_counts.pop(name, None)
         self._mark_changed(name)
         self._changed_at.pop(name, None)
 
@@ -129,14 +131,21 @@ class NodeLoads:
 
     def remove_pod(self, key: str) -> None:
         """Remove the pod's load."""
+        was_planned = key in self._planned
         self._planned.discard(key)
         pod_before = self._pods.get(key)
         if pod_before is not None:
+            if not was_planned:
+                self._freed_counts[pod_before.node] = self.freed_count_of(pod_before.node) + 1
             self._pods = self._pods.delete(key)
             self._add_victim_count(pod_before, -1)
             self._add_load(pod_before, -1)
             self._remove_from_node(key, pod_before.node)
             self.freed_count += 1
+
+    def freed_count_of(self, node: str) -> int:
+        """How many bound pods have left the node."""
+        return self._freed_counts.get(node, 0)
 
     def mark_unbound(self, key: str) -> None:
         """Remove the pod's load from the node where the pod was bound: the API server now shows the pod without a node.

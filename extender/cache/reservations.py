@@ -96,7 +96,9 @@ POSTED_PHASES: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPT
 # The phases that may follow each phase; None: no reservation. A watch event may show a pod bound or deleted at any
 # time.
 TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
-    None: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.ALLOCATED, Phase.BOUND, Phase.TERMINATING}),
+    None: frozenset(
+        {*UNPOSTED_PHASES, Phase.BINDING, Phase.UNCONFIRMED, Phase.ALLOCATED, Phase.BOUND, Phase.TERMINATING}
+    ),
     Phase.NOMINATED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.BOUND, None}),
     Phase.RESERVED: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.ALLOCATED, Phase.BOUND, None}),
     Phase.WAITING: frozenset({*UNPOSTED_PHASES, Phase.BINDING, Phase.ALLOCATED, Phase.BOUND, None}),
@@ -401,15 +403,18 @@ class Reservations:
             )
         )
 
-    def set_allocated(self, waiting: WaitingPod, node: str, assignment: Assignment) -> None:
-        """Set the row of a pod whose claim the watch shows allocated, and that this process has not written."""
+    def set_allocated(self, waiting: WaitingPod, node: str, assignment: Assignment, phase: Phase) -> None:
+        """Set the row of a pod whose claim the watch shows allocated, and that this process has not written.
+
+        phase: ALLOCATED, or UNCONFIRMED if the gate must still be opened.
+        """
         pod, request = waiting.ref, waiting.request
-        holding = _make_holding(pod, node, assignment, request.mps_client, Phase.ALLOCATED)
+        holding = _make_holding(pod, node, assignment, request.mps_client, phase)
         self._set_row(
             Reservation(
                 pod,
                 node,
-                Phase.ALLOCATED,
+                phase,
                 self._clock.now(),
                 holding,
                 waiting.load,

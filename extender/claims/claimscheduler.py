@@ -6,11 +6,12 @@ for the other members of a gang. Then threads publish the decisions (`claimwrite
 allocated before the first gate opens.
 
 The nodes are those that are open, admit the pod by selector, required affinity and taints, and have the cpu, memory and
-pods for it. What else kube-scheduler checks (ports, volumes, other pods, spreading), the extender learns from its
-refusals (`cache.claimed`).
+pods for it. Nodes that the pod's preferred node affinity prefers come first. What else kube-scheduler checks (ports,
+volumes, other pods, spreading), the extender learns from its refusals (`cache.claimed`).
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -19,10 +20,12 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import policies
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.wording import pluralize
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
+from cardwise.kube.pods.nodeconstraints import NodePreferences
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings, NotifyFullQuota
 from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PodChanged
@@ -56,6 +59,31 @@ class _Arrived(NamedTuple):
     permit: Permit
 
 
+class _NodeSearches:
+    """The nodes for the pods of one pass. To compare thousands of nodes takes 10 ms, and many pods are equal."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._nodes: dict[object, dict[str, int]] = {}  # by the fields of pods that decide
+        self._planned: set[str] = set()
+
+    def find_nodes(self, pod: PendingByClaim, manifest: Json) -> dict[str, int]:
+        """As `Nominator.search_nodes`."""
+        waiting, preferences = pod.waiting, NodePreferences.parse(manifest["spec"])
+        key = waiting.constraints, waiting.load, preferences
+        nodes = self._nodes.get(key)
+        if nodes is None:
+            nodes = self._nodes[key] = self._state.nominator.search_nodes(waiting, preferences)
+        for node in self._planned & nodes.keys():
+            if not self._state.nominator.has_free_load(waiting, node):
+                del nodes[node]
+        return nodes
+
+    def mark_planned(self, node: str) -> None:
+        """Record that a pod of this pass is planned on the node."""
+        self._planned.add(node)
+
+
 class ClaimScheduler:
     """Schedules pods by claim. `step` belongs to one thread.
 
@@ -75,6 +103,7 @@ class ClaimScheduler:
         notice: NotifyFullQuota | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        self.on_outcome: Callable[[str], None] = lambda _: None  # called for metrics with the outcome of each claim
         self._state = state
         self._events = events
         self._leadership = leadership
@@ -83,7 +112,14 @@ class ClaimScheduler:
         self._notice = notice
         self._clock = clock
         self._writer = ClaimWriter(client, leadership, clock)
-        self._take_back = ClaimTakeBack(client, state, self._writer, self._thread_pool, clock)
+        self._take_back = ClaimTakeBack(
+            client,
+            state,
+            self._writer,
+            self._thread_pool,
+            on_refused=self._on_refused,
+            clock=clock,
+        )
         self._pool: ThreadPoolExecutor | None = None
         self._arrived: dict[str, _Arrived] = {}  # by UID
         self._publishing: set[str] = set()  # the pods whose decisions are being published
@@ -123,33 +159,44 @@ class ClaimScheduler:
             return
         with self._state.claimed_pods() as claimed:
             pods, next_due = claimed.pods_in_order(), claimed.next_due()
-        refused = set[object]()
+        refused, search = set[object](), _NodeSearches(self._state)
         planned = 0
         for pod in pods:
             if not self._active() or planned >= _MAX_PODS_PER_STEP or len(self._publishing) >= _MAX_PUBLISHING:
                 return  # the next step continues
             if pod.ref.uid in self._arrived or pod.ref.uid in self._publishing or pod.shape in refused:
                 continue
-            if self._plan_pod(pod, epoch):
+            if self._plan_pod(pod, search, epoch):
                 planned += 1
             elif pod.gang is None:
                 refused.add(pod.shape)
         self._tried_at, self._next_pass = generation, min(now + _PASS_SECONDS, next_due)
 
-    def _plan_pod(self, pending: PendingByClaim, epoch: int) -> bool:
+    def _plan_pod(self, pending: PendingByClaim, search: _NodeSearches, epoch: int) -> bool:
         """Choose the pod's node and begin to publish it. Returns False if the pod fits no node now."""
         pod, manifest = pending.waiting, pending.read_manifest()
         with self._state.claimed_pods() as claimed:
             avoided = claimed.avoided_nodes(pod.uid)
-        feasible = self._state.nominator.search_nodes(pod)
-        offered = sorted(feasible - avoided)
-        answer = verbs.filter_nodes(
-            self._state, self._preferences, FilterArgs(pod=manifest, node_names=offered), self._notice, by_claim=True
-        )
+        weights = search.find_nodes(pending, manifest)
+        offered = {node: weight for node, weight in weights.items() if node not in avoided}
+        # Nodes with a higher weight come first, as far as GPUs are free there. Members of a gang are planned together.
+        groups: list[Collection[str]] = [offered.keys()]
+        if pending.gang is None and len(set(offered.values())) > 1:
+            by_weight = sorted(set(offered.values()), reverse=True)
+            groups = [{node for node in offered if offered[node] == weight} for weight in by_weight]
+        answers = list[FilterResult]()
+        for group in groups:
+            args = FilterArgs(pod=manifest, node_names=sorted(group))
+            answers.append(verbs.filter_nodes(self._state, self._preferences, args, self._notice, by_claim=True))
+            if answers[-1].node_names:
+                break
+        answer = answers[-1]
         if not answer.node_names:
-            self._report(pending.ref, _refusal_text(answer, avoided & feasible))
+            self._report(pending.ref, _refusal_text(answers, avoided & weights.keys()))
             return False
-        self._begin_bind(pending, answer.node_names[0], epoch)
+        node = answer.node_names[0]
+        search.mark_planned(node)
+        self._begin_bind(pending, node, epoch)
         return True
 
     def _begin_bind(self, pod: PendingByClaim, node: str, epoch: int) -> None:
@@ -157,7 +204,7 @@ class ClaimScheduler:
             case Permit() as permit:
                 self._arrived[pod.ref.uid] = _Arrived(pod, node, permit)
             case BindRefused(reason):
-                _log.debug("a member of a gang is tried again", pod=pod.ref.pod, reason=reason)
+                _log.debug("a member of a gang is tried again", pod=pod.ref.pod, uid=pod.ref.uid, reason=reason)
             case BindNow():
                 self._submit([(pod, node)], epoch)
 
@@ -185,7 +232,8 @@ class ClaimScheduler:
         try:
             self._publish(members, epoch)
         except Exception:  # noqa: BLE001 - the outermost frame of a thread's work
-            _log.exception("failed to publish a decision", pod=members[0][0].ref.pod)
+            pod = members[0][0].ref
+            _log.exception("failed to publish a decision", pod=pod.pod, uid=pod.uid)
         finally:
             self._publishing.difference_update(pod.ref.uid for pod, _ in members)
 
@@ -210,6 +258,7 @@ class ClaimScheduler:
         finally:
             for uid, phase in outcomes.items():
                 self._state.record_binding_outcome(uid, phase)
+                self.on_outcome("allocated" if phase is Phase.ALLOCATED else "failed")
 
     def _assume(self, pod: PendingByClaim, node: str, epoch: int) -> ClaimGrant | None:
         """Reserve the cards until the outcome is recorded. None if the pod cannot be placed on the node any more."""
@@ -244,7 +293,11 @@ class ClaimScheduler:
             return False
         return True
 
-    # Events.
+    # Events and metrics.
+
+    def _on_refused(self, pod: PodRef, node: str, reason: str) -> None:
+        self.on_outcome("refused")
+        self._report(pod, f"node {node}: {reason}; another node is chosen")
 
     def _report(self, pod: PodRef, text: str) -> None:
         """Record why the pod waits, if the reason has changed."""
@@ -261,17 +314,18 @@ class ClaimScheduler:
         return self._pool
 
 
-def _refusal_text(answer: FilterResult, avoided: set[str]) -> str:
+def _refusal_text(answers: Sequence[FilterResult], avoided: Collection[str]) -> str:
     """Why the pod has no node, as kube-scheduler says it."""
-    if answer.error:
-        return answer.error
-    counts: dict[str, int] = {}
-    for text in (*answer.failed_nodes.values(), *answer.failed_and_unresolvable_nodes.values()):
-        counts[text] = counts.get(text, 0) + 1
-    reasons = [f"{count} {text}" for text, count in sorted(counts.items(), key=lambda entry: -entry[1])]
+    if answers[-1].error:
+        return answers[-1].error
+    counts = Counter[str]()
+    for answer in answers:
+        counts.update(answer.failed_nodes.values())
+        counts.update(answer.failed_and_unresolvable_nodes.values())
+    reasons = [f"{count} {text}" for text, count in counts.most_common()]
     if avoided:
         reasons.append(f"{len(avoided)} kube-scheduler refused the node")
-    total = sum(counts.values()) + len(avoided)
     if not reasons:
         return "no open node admits the pod and has the cpu and memory for it"
+    total = counts.total() + len(avoided)
     return f"0/{pluralize(total, 'node')} with cpu and memory fit: {', '.join(reasons)}"

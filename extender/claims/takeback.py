@@ -24,6 +24,7 @@ from extender.cache.claimed import TakeBack
 from extender.cache.reservations import Phase
 from extender.leadership.fence import run_in_parallel
 from extender.records.claim import ClaimRecord
+from extender.records.podref import PodRef
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -40,7 +41,10 @@ _WRITE_SECONDS: Final = 10.0
 
 
 class ClaimTakeBack:
-    """Reads and deletes claims. `step` belongs to one thread."""
+    """Reads and deletes claims. `step` belongs to one thread.
+
+    on_refused: called with the pod, its node and the reason once a refused claim is deleted.
+    """
 
     def __init__(
         self,
@@ -48,15 +52,19 @@ class ClaimTakeBack:
         state: State,
         writer: ClaimWriter,
         pool: Callable[[], ThreadPoolExecutor],
+        *,
+        on_refused: Callable[[PodRef, str, str], None] = lambda *_: None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
         self._writer = writer
         self._pool = pool
+        self._on_refused = on_refused
         self._clock = clock
         self._not_before: dict[str, float] = {}  # by UID of a pod, when it is read again
         self._busy: set[str] = set()  # the pods that a thread reads
+        self._settling: set[str] = set()  # pods that are read once more before their row ends
         self._backoffs: dict[str, float] = {}  # by UID: the back-off after the failure that the pod's events have
         self._unused_at = float("-inf")
 
@@ -104,9 +112,12 @@ class ClaimTakeBack:
         claim = self._writer.read_claim(entry.pod.namespace, name) if name is not None else None
         if pod["spec"].get("nodeName"):
             return self._restore_claim(entry, pod, claim, epoch)
-        if not entry.refused and claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
+        if entry.refusal is None and claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
             return self._end(entry, Phase.ALLOCATED)
-        was_bindable = False
+        if self._is_only_gate_missing(entry, pod, claim):
+            self._writer.commit(_grant_of(entry, pod, epoch), self._clock.now() + _WRITE_SECONDS)
+            return self._end(entry, Phase.ALLOCATED)
+        was_bindable = claim is None and name is not None  # another program may have deleted it just now
         if claim is not None and name is not None and claims.is_ours(claim):
             was_bindable = bool((claim.get("status") or {}).get("allocation"))
             claim_uid = claim["metadata"]["uid"]
@@ -118,34 +129,37 @@ class ClaimTakeBack:
             return self._end(entry, Phase.TERMINATING)
         if pod["spec"].get("nodeName"):
             return self._restore_claim(entry, pod, None, epoch)
-        if was_bindable and not claimwriter.has_gate(pod):
+        if was_bindable and not claimwriter.has_gate(pod) and entry.pod.uid not in self._settling:
+            self._settling.add(entry.pod.uid)
             return _SETTLE_SECONDS
         return self._end(entry, None)
 
     def _end(self, entry: TakeBack, phase: Phase | None) -> float:
+        self._settling.discard(entry.pod.uid)
+        if entry.refusal is not None and phase is None:
+            self._on_refused(entry.pod, entry.node, entry.refusal)
         self._state.end_take_back(entry.pod.uid, phase, seconds=self._backoffs.pop(entry.pod.uid, 0.0))
         return 0.0
 
     def _restore_claim(self, entry: TakeBack, pod: Json, claim: Json | None, epoch: int) -> float:
         """Allocate the claim of a bound pod again, if the pod is on the node of its reservation. Returns seconds."""
         is_ours = pod["spec"]["nodeName"] == entry.node and claimwriter.read_assignment(pod) == entry.assignment
-        if (
-            is_ours
-            and entry.assignment is not None
-            and not claimwriter.is_whole(pod, claim, entry.node, entry.assignment)
-        ):
-            grant = ClaimGrant(
-                pod=entry.pod,
-                claim=claims.read_pod(pod),
-                gated=False,
-                node=entry.node,
-                assignment=entry.assignment,
-                env_access=False,
-                epoch=epoch,
-            )
-            self._writer.reallocate(grant, self._clock.now() + _WRITE_SECONDS)
+        if is_ours and not claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
+            self._writer.reallocate(_grant_of(entry, pod, epoch), self._clock.now() + _WRITE_SECONDS)
             _log.warning("allocated the claim of a bound pod again", pod=entry.pod.pod, uid=entry.pod.uid)
+        with self._state.claimed_pods() as claimed:
+            claimed.end_restore(entry.pod.uid)
         return _BOUND_SECONDS
+
+    def _is_only_gate_missing(self, entry: TakeBack, pod: Json, claim: Json | None) -> bool:
+        """Whether the pod's gang has started, and this member lacks only its gate."""
+        if entry.refusal is not None or not entry.is_gang_started or not claimwriter.has_gate(pod):
+            return False
+        return (
+            claim is not None
+            and entry.assignment is not None
+            and claimwriter.gives(claim, entry.node, entry.assignment)
+        )
 
     def _delete_unused(self, claim: ClaimRecord, epoch: int) -> None:
         try:
@@ -191,6 +205,18 @@ class ClaimTakeBack:
         with self._state.claimed_pods() as claimed:
             claimed.mark_claim_deleted(claim.pod.uid, claim.uid)
         return None
+
+
+def _grant_of(entry: TakeBack, pod: Json, epoch: int) -> ClaimGrant:
+    return ClaimGrant(
+        pod=entry.pod,
+        claim=claims.read_pod(pod),
+        gated=claimwriter.has_gate(pod),
+        node=entry.node,
+        assignment=entry.assignment,
+        env_access=False,
+        epoch=epoch,
+    )
 
 
 def _claim_name(pod: Json) -> str | None:

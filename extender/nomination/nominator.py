@@ -25,7 +25,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, ScoredNodes, Unplaceable
 from cardwise.core.placement.searching import SearchTooLong
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabels, NodePreferences
 from extender.cache.cache import Cache, update_index
 from extender.cache.nodeload import NodeLoads
 from extender.cache.pacing import Pace, pause_seconds
@@ -343,8 +343,9 @@ class Nominator:
 
     # For pods that are allocated by claim.
 
-    def search_nodes(self, pod: WaitingPod) -> set[str]:
-        """The open nodes that admit the pod and have the cpu, memory and slots for it, as kube-scheduler finds them.
+    def search_nodes(self, pod: WaitingPod, preferences: NodePreferences) -> dict[str, int]:
+        """The open nodes that admit the pod and have the cpu, memory and slots for it, as kube-scheduler finds them,
+        with the weight of each by the pod's preferred node affinity.
 
         Call it without the lock.
         """
@@ -359,7 +360,8 @@ class Nominator:
             )
         searched, with_load = search.run(Pace(self._clock).pause)
         with self._lock:
-            return with_load & self._feasible_nodes.record_search(pod.constraints, search.open_nodes, searched)
+            nodes = with_load & self._feasible_nodes.record_search(pod.constraints, search.open_nodes, searched)
+        return {name: preferences.weight_of(name, search.open_nodes[name]) for name in nodes}
 
     def has_free_load(self, pod: WaitingPod, node: str) -> bool:
         """Whether the node still has the cpu, memory and slots for the pod."""

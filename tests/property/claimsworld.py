@@ -42,7 +42,9 @@ class ClaimsJudge(Judge):
         """A pod that a former leader has allocated may be bound later than one of this leader."""
 
     def _came(self, gang: tuple[str, str]) -> list[Json]:
-        return [pod for pod in self._members(gang) if pod["metadata"]["name"] in self._world.opened_gates]
+        """The members that can be bound: all claims are allocated before the first gate opens."""
+        members = self._members(gang)
+        return [pod for pod in members if not pod["spec"].get("schedulingGates") or self._world.allocation_of(pod)]
 
     def _holders(self) -> dict[str, Given]:
         return self._bindable() | super()._holders()
@@ -67,7 +69,6 @@ class ClaimsWorld(World):
     def __post_init__(self) -> None:
         self.settings = {**self.settings, "claims": True}
         super().__post_init__()
-        self.opened_gates: set[str] = set()  # names of pods
         self.refusing: dict[str, int] = {}  # by node, how many of the next pods kube-scheduler refuses there
         self.deallocates = True  # whether it deallocates then
 
@@ -152,14 +153,14 @@ class ClaimsWorld(World):
         """The allocation by which kube-scheduler may bind the pod now."""
         if pod["spec"].get("schedulingGates") or is_over(pod) or not asks(pod):
             return None
+        return self.allocation_of(pod)
+
+    def allocation_of(self, pod: Json) -> claims.Allocation | None:
         claim = self.claim_of(pod)
         return claims.decode(claim) if claim is not None else None
 
     def waits(self, pod: Json) -> bool:
-        if not super().waits(pod):
-            return False
-        self.opened_gates.add(pod["metadata"]["name"])
-        return not asks(pod) or self.bindable_allocation(pod) is not None
+        return super().waits(pod) and (not asks(pod) or self.bindable_allocation(pod) is not None)
 
     def _schedule(self, path: str, uid: str, to: int, *, whole: bool) -> None:
         del to, whole

@@ -14,6 +14,7 @@ _MAX_NUMBER_LENGTH: Final = 63  # characters of a number; Kubernetes' limit for 
 _NUMBER: Final = re.compile("[+-]?[0-9]+")  # int() would also accept 1_000, spaces and digits of other scripts
 _INT64: Final = range(-(2**63), 2**63)
 REQUIRED_AFFINITY_FIELD: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED_AFFINITY_FIELD: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 class Taint(NamedTuple):
@@ -82,6 +83,11 @@ class _Term(NamedTuple):
     labels: tuple[_Condition, ...]
     names: tuple[_Condition, ...]
 
+    def matches(self, name: str, labels: Mapping[str, str]) -> bool:
+        return all(condition.matches(labels.get(condition.key)) for condition in self.labels) and all(
+            condition.matches(name) for condition in self.names
+        )
+
 
 class Toleration(NamedTuple):
     """A pod's toleration of taints. A missing field is ""."""
@@ -134,17 +140,36 @@ class NodeConstraints(NamedTuple):
             return False
         if self.untolerated_taints(node):
             return False
-        return self.terms is None or any(
-            all(condition.matches(labels.get(condition.key)) for condition in term.labels)
-            and all(condition.matches(name) for condition in term.names)
-            for term in self.terms
-        )
+        return self.terms is None or any(term.matches(name, labels) for term in self.terms)
 
     def untolerated_taints(self, node: NodeLabels) -> list[Taint]:
         """The node's taints that the pod does not tolerate."""
         return [
             taint for taint in node.taints if not any(toleration.tolerates(taint) for toleration in self.tolerations)
         ]
+
+
+class NodePreferences(NamedTuple):
+    """A pod's preferred node affinity: terms with their weights. A term without conditions matches no node."""
+
+    terms: tuple[tuple[int, _Term], ...]
+
+    @classmethod
+    def parse(cls, spec: Json) -> Self:
+        """Parse the preferred node affinity of a pod's spec."""
+        affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+        preferred = affinity.get(_PREFERRED_AFFINITY_FIELD) or ()
+        return cls(
+            tuple(
+                (entry["weight"], _parse_term(entry["preference"]))
+                for entry in preferred
+                if _has_conditions(entry["preference"])
+            )
+        )
+
+    def weight_of(self, name: str, node: NodeLabels) -> int:
+        """The sum of the weights of the terms that the node matches."""
+        return sum(weight for weight, term in self.terms if term.matches(name, node.labels))
 
 
 def constraint_fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from cardwise.core.api.request import Load
 from extender.cache.reservations import Phase
+from extender.records.nodeinfo import PlacedPod
 from tests.build import P100
 from tests.extender.claimpods import REFUSED, claim_record, claiming
 from tests.extender.states import as_pod, begin, bound, free, make_state, with_cards
@@ -39,7 +41,7 @@ class World:
 
     def take_backs(self):
         with self.state.claimed_pods() as claimed:
-            return [(entry.pod.name, entry.refused) for entry in claimed.take_backs()]
+            return [(entry.pod.name, entry.refusal is not None) for entry in claimed.take_backs()]
 
     def pending(self):
         with self.state.claimed_pods() as claimed:
@@ -68,7 +70,7 @@ def test_an_allocated_pod_keeps_its_cards_however_long_kube_scheduler_takes(worl
 def test_a_deallocated_claim_is_taken_back_and_the_pod_planned_without_the_node(world):
     """The example of the theory of operation."""
     theory = theory_of("extender.cache.claimed")
-    assert "A is avoided for P until 30" in theory
+    assert "A is avoided for P until 30, or until a pod leaves A" in theory
     assert "1, 2, 4, ... seconds before, at most 60" in theory
     world.allocate()
     world.show_claim(claim_record(claiming(gated=False), None))
@@ -81,6 +83,16 @@ def test_a_deallocated_claim_is_taken_back_and_the_pod_planned_without_the_node(
     world.clock.advance(29.9)
     assert world.avoided() == {"n1"}
     world.clock.advance(0.2)
+    assert world.avoided() == set()
+
+
+def test_a_node_that_a_pod_has_left_is_not_avoided_any_more(world):
+    world.state.set_pod_without_request("default/other", PlacedPod("n1", Load(100, 0, 1)))
+    world.allocate()
+    world.show_claim(claim_record(claiming(gated=False), None))
+    world.state.end_take_back(UID, None)
+    assert world.avoided() == {"n1"}
+    world.state.remove_pod_without_request("default/other")
     assert world.avoided() == set()
 
 

@@ -1,0 +1,214 @@
+"""Whole extenders schedule pods by claim; kube-scheduler refuses nodes, and leaders are killed between two writes."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from cardwise.core.api import claims, names
+from cardwise.kube import paths
+from tests.build import P100
+from tests.fakes.apiserver import Fault
+from tests.property.claimsworld import CLAIMS, ClaimsWorld
+from tests.property.judge import node_of
+
+NODES = {"n1": [P100], "n2": [P100]}
+WRITES = ("create", "patch", "delete")
+
+
+@contextmanager
+def world_of(nodes=NODES, **settings):
+    world = ClaimsWorld(1, nodes, **settings)
+    with world.open():
+        yield world
+
+
+def pod_of(world, name="p1"):
+    return world.api.get(paths.pods("default", name))
+
+
+def events_of(world):
+    return [event["message"] for event in world.api.all(paths.events()) if event["reason"] == "FailedScheduling"]
+
+
+def passes(world, seconds=1.0):
+    world.do("passes", seconds=seconds, stride=0.02)
+
+
+def work(world, rounds=3):
+    """Let kube-scheduler try all pods, and time pass, several times."""
+    for _ in range(rounds):
+        for number in range(6):
+            world.do("tries", choice=number, to=0)
+        passes(world)
+
+
+def writes_of_a_pod(world):
+    return [
+        call
+        for call in world.api.requests
+        if call.verb in WRITES and ("/pods/" in call.path or "resourceclaims" in call.path)
+    ]
+
+
+@pytest.mark.parametrize("deallocates", [True, False])
+def test_a_refused_pod_is_planned_on_another_node_and_its_events_say_why(deallocates):
+    with world_of() as world:
+        world.do("creates", gpu_mem=1000)
+        passes(world)
+        first = world.allocation_of(pod_of(world)).node
+        world.do("refuses", node=first, times=99, deallocates=deallocates)
+        work(world)
+        assert node_of(pod_of(world)) == ({"n1", "n2"} - {first}).pop()
+        assert any(f"node {first}: kube-scheduler" in text for text in events_of(world))
+        assert len(world.api.all(CLAIMS)) == 1
+
+
+def test_a_pod_that_every_node_refuses_waits_longer_each_time():
+    with world_of() as world:
+        world.do("creates", gpu_mem=1000)
+        for node in NODES:
+            world.do("refuses", node=node, times=999, deallocates=True)
+        for _ in range(60):
+            work(world, 1)
+        allocations = [
+            call for call in world.api.requests if call.path.endswith("0001/status") and call.verb == "patch"
+        ]
+        by_extender = [call for call in allocations if call.headers["User-Agent"] == "extender-0"]
+        assert 3 <= len(by_extender) <= 10
+
+
+def test_a_quota_on_claims_is_shown_and_the_pod_is_tried_again_later():
+    with world_of() as world:
+        world.api.fault(Fault(status=403, message="exceeded quota: claims"), "create", "*/resourceclaims", 1)
+        world.do("creates", gpu_mem=1000)
+        passes(world, 3.0)
+        assert any(
+            "cannot create the ResourceClaim: " in text and "exceeded quota" in text for text in events_of(world)
+        )
+        assert pod_of(world)["spec"]["schedulingGates"]
+        passes(world, 16.0)
+        assert not pod_of(world)["spec"]["schedulingGates"]
+
+
+def test_a_pod_that_is_bound_while_its_claim_is_taken_back_gets_the_claim_again():
+    """kube-scheduler has read the claim before it was deleted."""
+    with world_of() as world:
+        world.do("creates", gpu_mem=1000)
+        passes(world)
+        pod, client = pod_of(world), world.api.client(user_agent="kube-scheduler")
+        node = world.allocation_of(pod).node
+        target = {"metadata": {"name": "p1", "uid": pod["metadata"]["uid"]}, "target": {"name": node}}
+
+        world.api.remove(paths.resourceclaims("default", claims.claim_name(pod)))
+        passes(world, 0.3)
+        client.create(paths.pods("default", "p1", "binding"), target)
+        passes(world, 5.0)
+        assert node_of(pod_of(world)) == node
+        assert world.allocation_of(pod_of(world)).node == node
+
+
+def test_preferred_nodes_come_first_as_far_as_gpus_are_free():
+    with world_of() as world:
+        for number in (1, 2):
+            world.numbers = number - 1
+            pod = world._asking(f"p{number}", gpu_mem=P100)
+            match = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}
+            preferred = [{"weight": 10, "preference": match}]
+            affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+            pod["spec"]["affinity"] = affinity
+            world.api.write_object(paths.pods(), pod)
+            passes(world)
+        assert [world.allocation_of(pod_of(world, name)).node for name in ("p1", "p2")] == ["n2", "n1"]
+
+
+def test_a_kube_scheduler_that_still_lets_the_extender_bind_gets_the_same_node():
+    """After a change of scheduler.mode."""
+    with world_of() as world:
+        world.do("creates", gpu_mem=P100)
+        passes(world)
+        pod, node = pod_of(world), world.allocation_of(pod_of(world)).node
+        answer = {}
+
+        def call():
+            names_of_nodes = {"Pod": pod, "Nodes": None, "NodeNames": ["n1", "n2"]}
+            answer["filter"] = world._post(0, "filter", names_of_nodes)
+            args = {"PodName": "p1", "PodNamespace": "default", "PodUID": pod["metadata"]["uid"], "Node": node}
+            answer["bind"] = world._post(0, "bind", args)
+
+        world.clock.start(world.scheduler, call)
+        passes(world, 2.0)
+        assert answer["filter"]["NodeNames"] == [node]
+        assert answer["bind"]["Error"] == ""
+        assert node_of(pod_of(world)) == node
+
+
+def count_writes(create):
+    """The number of writes to pods and claims without any kill."""
+    with world_of() as world:
+        create(world)
+        passes(world, 2.0)
+        return len(writes_of_a_pod(world))
+
+
+def one_pod(world):
+    world.do("creates", gpu_mem=P100)
+
+
+def a_gang(world):
+    for _ in range(2):
+        world.do("creates", gpu_mem=P100, gang="g", minimum=2)
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["carried out", "not carried out"])
+@pytest.mark.parametrize("create", [one_pod, a_gang])
+def test_a_leader_that_is_killed_at_any_write_leaves_nothing_half_done(create, lost):
+    """The next leader finishes or takes back, and gives the GPU to nobody else meanwhile."""
+    total = count_writes(create)
+    assert total == (4 if create is one_pod else 8)
+    for number in range(total):
+        with world_of() as world:
+            seen = []
+
+            def kill(call, number=number, seen=seen, world=world):
+                is_write = call.verb in WRITES and ("/pods/" in call.path or "resourceclaims" in call.path)
+                if is_write and call.headers["User-Agent"] == "extender-0":
+                    seen.append(call)
+                    if len(seen) == number + 1:
+                        world.processes[0].program.still = True
+
+            (world.api.after_request if lost else world.api.before_request)(kill, times=float("inf"))
+            create(world)
+            passes(world, 1.0)
+            world.do("is_killed", extender=0)
+            world.do("starts", extender=1)
+            world.do("creates", gpu_mem=P100)
+            passes(world, 8.0)
+            work(world, 6)
+            world.do("quiet")
+            bound = [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)]
+            assert set(bound) == {"p1", "p2"}, (number, bound)
+            with_gate = [pod for pod in world.pods() if pod["spec"].get("schedulingGates")]
+            assert all(world.allocation_of(pod) is None for pod in with_gate), number
+
+
+def test_a_member_without_a_gpu_gets_its_gate_opened_with_its_gang():
+    with world_of() as world:
+        world.do("creates", gpu_mem=1000, gang="g", minimum=2)
+        passes(world)
+        assert pod_of(world)["spec"]["schedulingGates"]
+        world.do("creates", gang="g", minimum=2)
+        passes(world, 2.0)
+        assert not pod_of(world, "p1")["spec"]["schedulingGates"]
+        assert not pod_of(world, "p2")["spec"]["schedulingGates"]
+        assert names.ASSIGNMENT not in pod_of(world, "p2")["metadata"]["annotations"]
+
+
+def test_nothing_happens_without_the_option():
+    with world_of() as world:
+        world.settings["claims"] = False
+        world.do("is_killed", extender=0)
+        world.do("starts", extender=0)
+        world.do("creates", gpu_mem=1000)
+        passes(world, 5.0)
+        assert pod_of(world)["spec"]["schedulingGates"]
+        assert writes_of_a_pod(world) == []
