@@ -98,7 +98,7 @@ def _own_name(pod: PodUnderReview, *, needs_claim: bool) -> str | None:
             if not needs_claim:
                 raise _foreign_claim_error(f"{field}.resourceClaimName", claim)
             name = claim
-        elif claim.startswith(names.CLAIM_PREFIX):
+        elif _is_own({"name": names.POD_CLAIM, "resourceClaimName": claim}):
             raise _foreign_claim_error(f"{field}.resourceClaimName", claim)
     return name
 

@@ -193,7 +193,7 @@ Names are searched as text (see cardwise.cel.keys).
 */}}
 {{- define "cardwise.cel.namesClaims" -}}
 ({{ include "cardwise.cel.hasAllocationGate" "object" }} ||
- (has(object.spec.resourceClaims) && ('\n' + object.spec.resourceClaims.map(c, c.name + '\t' + c.?resourceClaimName.orValue('')).join('\n') + '\n').matches('\tcardwise-|\ncardwise\t')))
+ (has(object.spec.resourceClaims) && ('\n' + object.spec.resourceClaims.map(c, c.name + '\t' + c.?resourceClaimName.orValue('')).join('\n') + '\n').matches('\tcardwise-[0-9a-f]{16}\n|\ncardwise\t')))
 {{- end }}
 
 {{/*

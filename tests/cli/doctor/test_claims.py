@@ -12,6 +12,8 @@ from cardwise.core.values.decoded import Json
 from tests import build
 from tests.cli.doctor import planted
 from tests.cli.doctor.planted import Faults, controlled, troubles
+from tests.cli.doctor.test_doctor import ASSIGNED, Probed
+from tests.fakes.apiserver import Request
 
 FAULTS = Faults()
 CLASS = {"metadata": {"name": names.DRIVER}}
@@ -143,3 +145,39 @@ def test_control_planes_need_no_configuration(with_claims: Facts) -> None:
 
     with_claims.schedulers = [mirror("n1"), mirror("n2", **{names.FORMER_CONFIG: "x"})]
     assert troubles(with_claims) == []
+
+
+class ClaimProbe(Probed):
+    """A cluster of this mode; `opens`: whether the extender opens the probe's gate."""
+
+    def __init__(self, *, opens: bool) -> None:
+        super().__init__({"spec": {"nodeName": "n1"}, "metadata": {"annotations": ASSIGNED}} if opens else {})
+
+    def _rewrite(self, request: Request) -> None:
+        written = claiming()["spec"]
+        request.body["spec"] |= {field: written[field] for field in ("resourceClaims", "schedulingGates")}
+        resources = request.body["spec"]["containers"][0]["resources"]
+        resources["claims"] = [{"name": names.POD_CLAIM, "request": "probe"}, {"name": "other"}]
+        request.body["spec"]["resourceClaims"].append({"name": "other", "resourceClaimName": "mine"})
+
+
+def test_probe_carries_claim_and_gate_into_our_namespace() -> None:
+    """And nothing of another webhook."""
+    probed = ClaimProbe(opens=True)
+    webhook, placed = probed.probe()
+    assert (webhook.level, placed.level) == (Severity.OK, Severity.OK)
+    assert placed.text == "the probe pod was placed on a GPU of n1 by the extender"
+    spec = probed.created[-1].body["spec"]
+    assert spec["resourceClaims"] == claiming()["spec"]["resourceClaims"]
+    assert spec["schedulingGates"] == [{"name": names.ALLOCATION_GATE}]
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": names.POD_CLAIM, "request": "probe"}]
+
+
+def test_probe_whose_gate_stays_closed() -> None:
+    """The API server's word about gates is not taken for a refusal of kube-scheduler."""
+    _, finding = ClaimProbe(opens=False).probe()
+    assert (
+        finding.text
+        == "the extender has not allocated a claim for the probe pod for 15 s: no node offers " + names.GPU_MEM
+    )
+    assert finding.level is Severity.NOTE

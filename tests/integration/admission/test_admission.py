@@ -491,7 +491,7 @@ def _limited(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
         (_marked("Deployment", "annotations", "Cardwise.dev/policy", "spread"), "did you mean cardwise.dev/policy?"),
         (_marked("Pod", "annotations", "team", "gpu scheduling"), ""),
         (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpumem": "8"}}), "requests.aliyun.com/gpu-mem?"),
-        (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpu-mem": "8192"}}), "does not count whole GPUs"),
+        (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpu-mem": "8192"}}), "counts shares only"),
         (_limited("ResourceQuota", {"hard": {"requests.cpu": "8", "pods": "9"}}), ""),
         (
             _limited("LimitRange", {"limits": [{"type": "Container", "max": {"aliyun.com/gpumem": "8"}}]}),

@@ -18,8 +18,10 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from tests.build import container
 from tests.cluster import Cluster, PatientClient, pki
 from tests.cluster.cards import DEFAULT
+from tests.integration.admission.injector import LABELS, Injector
 from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, account, allowed, binding, workload
 from tests.integration.since import since
@@ -246,6 +248,16 @@ def test_claims_and_templates_that_users_write(space: Space, accounts: Accounts,
         accounts.tenant.create(claims_path(space, kind="resourceclaimtemplates"), template)
 
 
+def test_name_of_a_claim_that_a_pod_waits_for(space: Space, accounts: Accounts) -> None:
+    """A claim of a user with this name would be in the way of the pod's own."""
+    name = claims.claim_name(gated(space, "p"))
+    spec = {"devices": {"requests": [{"name": "main", "exactly": {"deviceClassName": "other"}}]}}
+    with refused("claims", "metadata.name: only Cardwise gives such names to claims; choose another name"):
+        accounts.tenant.create(claims_path(space), {"metadata": {"name": name}, "spec": spec})
+    accounts.tenant.create(claims_path(space), {"metadata": {"name": "cardwise-team"}, "spec": spec})
+    accounts.tenant.create(pod_path(space), thief("theirs", "cardwise-team"))
+
+
 def test_edits_and_deletion_by_users(space: Space, accounts: Accounts, victim: str) -> None:
     """Also of the owner: the garbage collector would delete the claim with another object."""
     deleted = "a claim of the class cardwise.dev is deleted with its pod; delete the pod instead"
@@ -306,6 +318,30 @@ def test_copy_of_a_pod_waits_for_a_claim_of_its_own(space: Space, accounts: Acco
         created = space.get(f"copy-of-{original}")
         assert claims.claim_name(created) not in (None, claims.claim_name(space.get(original)))
         assert [gate["name"] for gate in created["spec"]["schedulingGates"]] == [names.ALLOCATION_GATE]
+
+
+@pytest.mark.parametrize("name", ["mesh-injector", "zzz-injector"])
+def test_container_that_another_webhook_adds(space: Space, tmp_path: Path, name: str) -> None:
+    """It gets an entry and the name stays: by our second configuration, or as the first is called again."""
+
+    def add_container(pod: Json) -> list[Json]:
+        if any(listed["name"] == "mesh" for listed in pod["spec"]["containers"]):
+            return []
+        return [{"op": "add", "path": "/spec/containers/-", "value": container("mesh", gpu_mem=100)}]
+
+    def create() -> Json:
+        pod = workload("p", gpu_mem=900)
+        pod["metadata"]["labels"] = LABELS
+        return dict(space.cluster.api.create(pod_path(space), pod, query={"dryRun": "All"}))
+
+    injector = Injector(tmp_path)
+    try:
+        with injector.registered(space.cluster, name, add_container, create):
+            pod = create()
+    finally:
+        injector.close()
+    assert [entry["name"] for entry in pod["spec"]["resourceClaims"]] == [names.POD_CLAIM]
+    assert read(pod).containers == (("main", "0"), ("mesh", "1"))
 
 
 # What a leader of a former epoch, or an extender that an attacker controls, may not write.
@@ -383,7 +419,7 @@ def test_extender_writes_no_claims_but_its_own(space: Space, accounts: Accounts,
             attempt()
     changed = {names.ASSIGNMENT: "{}"}
     # Of several policies that refuse, the API server names now this one, now that one.
-    with pytest.raises(errors.Invalid, match=r"'(extender|annotations)\.cardwise\.dev'"):
+    with pytest.raises(errors.KubeError, match=r"'(extender|annotations)\.cardwise\.dev'"):
         extender.patch(pod_path(space, "victim"), {"metadata": {"annotations": changed}}, "merge")
     space.create(workload("plain", spec={"schedulingGates": [{"name": "example.com/mine"}]}))
     with refused("extender", "the extender may assign GPUs only to pods that wait for a claim of Cardwise"):

@@ -312,6 +312,12 @@ def test_use_of_claims_and_gate_by_users_is_refused(pod: Json, message: str) -> 
     assert refusal_of(pod, KNOWN, CLAIMS) == message
 
 
+def test_claims_of_users_with_other_names_stay() -> None:
+    entry = {"name": "mine", "resourceClaimName": "cardwise-team"}
+    pod, warnings = stored(with_entry(build.pod(gpu_mem=4000), "mine", resourceClaimName="cardwise-team"))
+    assert (pod["spec"]["resourceClaims"][0], warnings) == (entry, ())
+
+
 def test_entry_of_a_container_without_a_share_is_removed() -> None:
     """It would have got the devices of the container that it names."""
     thief = {"name": "side", "resources": {"claims": [{"name": "cardwise", "request": "main"}]}}
