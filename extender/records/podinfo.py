@@ -21,6 +21,7 @@ from cardwise.kube.objects import pods
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.pods import Pod, mps_client_of_pod
 from cardwise.kube.pods import resizes
+from cardwise.kube.pods.budgets import TOO_MANY_LABELS
 from extender.records import shared
 from extender.records.claim import PendingByClaim
 from extender.records.nodeinfo import PlacedPod
@@ -95,6 +96,9 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
 
 
 _decode_any = msgspec.json.Decoder().decode
+_MAX_LABEL_CHARACTERS = (
+    8192  # maximum number of characters of a pod's labels that are kept; most pods have some hundred
+)
 
 
 def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
@@ -249,9 +253,19 @@ def _placed_pod_fields(
         intern(meta.namespace),
         meta.name,
         pod.spec.priority or 0,
-        shared.reuse_equal_labels(meta.labels),
+        _kept_labels(meta.labels),
         pod.terminating,
     )
+
+
+def _kept_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
+    """The labels, which only the search for disruption budgets reads.
+
+    Any user may bind plain pods with a MiB of labels, and the record of every pod is kept.
+    """
+    if sum(map(len, labels)) + sum(map(len, labels.values())) > _MAX_LABEL_CHARACTERS:
+        return TOO_MANY_LABELS
+    return shared.reuse_equal_labels(labels)
 
 
 def _has_ended(pod: Pod) -> bool:

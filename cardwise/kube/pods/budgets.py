@@ -5,6 +5,7 @@ As in kube-scheduler, preemption may violate budgets if there is no other way, a
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +17,8 @@ _MAX_CHANGED_CONDITIONS: Final = 8
 _MAX_CHANGED_NAMESPACES: Final = 8  # namespaces whose budgets are compared; up to 0.3 ms each
 # Conditions of all budgets of a namespace; a condition counts for each of its operands. Checking takes 0.1 ms per pod.
 MAX_CONDITIONS_PER_NAMESPACE: Final = 512
+# In place of the labels of a pod that are too many to be kept. No label has this key.
+TOO_MANY_LABELS: Final[Mapping[str, str]] = MappingProxyType({"": ""})
 MAX_BUDGETS_PER_POD: Final = 8  # budgets of a pod; the API server evicts no pod that is covered by more than one budget
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -78,7 +81,9 @@ class Budget:
 
     def covers(self, labels: Mapping[str, str]) -> bool:
         """Whether the budget covers a pod of its namespace with these labels."""
-        return self.conditions is not None and all(condition.matches(labels) for condition in self.conditions)
+        if self.conditions is None:
+            return False
+        return labels is TOO_MANY_LABELS or all(condition.matches(labels) for condition in self.conditions)
 
 
 def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
@@ -102,7 +107,7 @@ class Budgets:
     A user may create budgets with millions of label conditions, and look-ups happen under that lock. So only
     `MAX_CONDITIONS_PER_NAMESPACE` label conditions of the budgets of one namespace are checked. If there are more, a
     nameless budget that forbids every disruption also covers all pods of the namespace. This budget also covers each
-    pod that is covered by more than `MAX_BUDGETS_PER_POD` budgets.
+    pod that is covered by more than `MAX_BUDGETS_PER_POD` budgets, and each pod with `TOO_MANY_LABELS`.
     """
 
     def __init__(self) -> None:
@@ -231,6 +236,8 @@ class _Covering:
                 self._by_label.setdefault(equality.key, {}).setdefault(text, []).append((key, budget))
 
     def keys_covering(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        if labels is TOO_MANY_LABELS:
+            return (self._all,)
         candidates = [*self._without_equality]
         for key, by_value in self._by_label.items():
             candidates += by_value.get(labels.get(key, ""), ())

@@ -7,10 +7,11 @@ import tracemalloc
 import pytest
 
 from cardwise.core.api.classes import Classifier
+from cardwise.kube.pods.budgets import Budgets, decode_budget
 from extender.cache.membership import ClassMembership
 from extender.records import cards, feasiblenodes, podinfo, shared
 from extender.records.feasiblenodes import FeasibleNodes
-from tests.build import extended_resource, resource_class
+from tests.build import budget, extended_resource, resource_class
 from tests.extender.states import as_class
 
 MIB = 1 << 20
@@ -44,6 +45,26 @@ def test_labels_of_pods_that_are_gone_take_no_memory():
         podinfo.decode_pod(json.dumps({"metadata": metadata, "spec": {"nodeName": "n"}}).encode())
 
     assert kept_mib(read_pod, 20) < 3
+
+
+def test_labels_of_pods_take_little_memory_and_stay_protected():
+    records = []
+
+    def read_pod(number: int) -> None:
+        labels = {f"{number}-{i}": "x" * 63 for i in range(9000)}
+        metadata = {"name": "p", "namespace": "d", "uid": "u", "labels": labels}
+        _, record = podinfo.decode_pod(json.dumps({"metadata": metadata, "spec": {"nodeName": "n"}}).encode())
+        records.append(record)
+
+    assert kept_mib(read_pod, 5) < 1
+    budgets = Budgets()
+    assert budgets.covering_keys("d", records[0].labels) == (), "the namespace has none"
+    manifest = budget("other", allowed=1, selector={"matchLabels": {"a": "b"}}, namespace="d")
+    key, budget_of_others = decode_budget(json.dumps(manifest).encode())
+    budgets.set_budget(key, budget_of_others)
+    keys = budgets.covering_keys("d", records[0].labels)
+    assert budgets.allowed_disruptions(keys) == {"d/": 0}
+    assert budget_of_others.covers(records[0].labels), "a change of the budget may concern the pod"
 
 
 def test_labels_and_classes_that_a_card_had_take_no_memory():
