@@ -56,6 +56,7 @@ _CHECKS_BEFORE_INSTALL = (
     cluster.check_kubernetes_version,
     components.check_definitions,
     scheduler.check_stranded_pods,
+    claims.check_former_mode,
     cluster.check_other_plugins,
     cluster.check_gpushare_leftovers,
     units.check_bare_numbers,

@@ -136,6 +136,14 @@ def test_pods_with_claims_wait_in_the_other_modes(sound: Facts) -> None:
     assert "1 pod (default/left) was created in another scheduler.mode" in finding.text
 
 
+def test_pods_that_an_uninstallation_has_left_behind_their_gate() -> None:
+    facts = Facts(version={"gitVersion": "v1.37.2"}, pending_pods=[claiming("left")])
+    facts.unknown_kinds = {"cards", "classes", "gpuquotas"}
+    (finding,) = [finding for finding in checks.check_facts(facts) if finding.check == "claims"]
+    assert "1 pod (default/left) was created in another scheduler.mode: it gets no GPU" in finding.text
+    assert "kubectl delete pods" in finding.remedy
+
+
 def test_control_planes_need_no_configuration(with_claims: Facts) -> None:
     """Nobody calls the extender, so a kube-scheduler that does not is no fault, nor one that still does."""
 
