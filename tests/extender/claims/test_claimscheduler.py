@@ -212,3 +212,17 @@ def test_nothing_happens_without_the_option():
         passes(world, 5.0)
         assert pod_of(world)["spec"]["schedulingGates"]
         assert writes_of_a_pod(world) == []
+
+
+def test_pods_of_lower_priority_are_evicted_for_their_gpu():
+    with world_of({"n1": [P100]}) as world:
+        world.do("creates", gpu_mem=P100)
+        passes(world)
+        work(world, 1)
+        world.do("runs", choice="p1")
+        world.do("creates", gpu_mem=P100, priority=10)
+        for _ in range(20):
+            passes(world)
+            world.do("ends_deleted")
+        work(world, 2)
+        assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p2"]

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import NodeLabels, Taint
+from cardwise.kube.pods.nodeconstraints import NodeLabels, NodePreferences, Taint
 
 ZONE = {"zone": "a", "size": "8"}
 
@@ -106,3 +106,14 @@ def test_taints(toleration, tolerated):
 def test_only_some_effects_keep_pods_away(effect, away):
     ground = NodeLabels.from_node({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": "gpu", "effect": effect}]}})
     assert nodeconstraints.constraints_of({}).admits("n1", ground) is not away
+
+
+def test_the_weights_of_preferred_terms_are_added():
+    terms = [(10, {"matchExpressions": [ZONE_A]}), (3, match_expression("size", "Gt", "4")), (5, {})]
+    preferred = [{"weight": weight, "preference": term} for weight, term in terms]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    preferences = NodePreferences.parse({"affinity": affinity})
+    assert preferences.weight_of("n1", NodeLabels(ZONE)) == 13
+    assert preferences.weight_of("n1", NodeLabels({"zone": "a", "size": "2"})) == 10
+    assert preferences.weight_of("n1", NodeLabels()) == 0, "a term without conditions matches no node"
+    assert NodePreferences.parse({}).weight_of("n1", NodeLabels(ZONE)) == 0
