@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import claims, names, shareagent
-from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.values.quantity import MiB, Percent
 from deviceplugin.grants.claims import ClaimName, ContainerDevices, make_slot
 from tests.deviceplugin.conftest import NODE, P100, PODS, Rig, card_uuid
@@ -17,6 +17,8 @@ class ClaimedPod:
     """A pod bound to the rig's node, and its allocated claim.
 
     shares: (card index, MiB) of each container, by its name; a container may have none.
+    devices: (class, UUID) of the other devices of containers, by their names.
+    whole: whether each share is a whole card.
     """
 
     def __init__(
@@ -27,17 +29,24 @@ class ClaimedPod:
         *,
         agent: bool = False,
         isolation: str = "",
+        devices: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+        whole: bool = False,
     ) -> None:
         self.rig = rig
-        shares = shares or {"main": [(0, 8138)]}
+        shares, devices = shares or {"main": [(0, 8138)]}, devices or {}
         assignment = Assignment(
             {
                 str(position): tuple(
-                    CardShare(index, card_uuid(index), MiB(mib), Percent(0), MiB(P100)) for index, mib in held
+                    CardShare(index, card_uuid(index), MiB(mib), Percent(0), MiB(P100), whole) for index, mib in held
                 )
                 for position, held in enumerate(shares.values())
                 if held
-            }
+            },
+            {
+                str(position): tuple(AssignedDevice(*device) for device in devices[container])
+                for position, container in enumerate(shares)
+                if container in devices
+            },
         )
         annotations = codec.encode(assignment, assume_time_ns=1)
         if isolation:
@@ -50,7 +59,10 @@ class ClaimedPod:
                 "nodeName": NODE,
                 "resourceClaims": [{"name": names.POD_CLAIM, "resourceClaimName": claim}],
                 "initContainers": sidecars,
-                "containers": [_container(container, by_claim=bool(held)) for container, held in shares.items()],
+                "containers": [
+                    _container(container, by_claim=bool(held) or container in devices)
+                    for container, held in shares.items()
+                ],
             },
             "status": {"phase": "Pending"},
         }

@@ -8,6 +8,7 @@ from cardwise.core.api import names
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from deviceplugin.grants.granting import StartRefused
+from deviceplugin.publish import shutdown
 from tests.deviceplugin.claimedpods import ClaimedPod
 from tests.deviceplugin.conftest import NODE, P100, PODS_HERE, Rig
 
@@ -45,6 +46,14 @@ def test_the_share_agent_has_a_request_without_a_share(rig):
     assert (agent.request, agent.devices, main.devices) == ("cardwise-agent", ["gpu-0"], ["gpu-0"])
     assert pod.nodes("cardwise-agent") == []
     assert "CARDWISE_ASSIGNMENT" in "".join(pod.env("cardwise-agent"))
+
+
+def test_whole_cards_are_given_whole(rig):
+    pod = ClaimedPod(rig, shares={"main": [(0, P100), (1, P100)]}, whole=True)
+    (main,) = pod.prepare()
+    assert (main.devices, pod.nodes()) == (["gpu-0", "gpu-1"], ["/dev/nvidia0", "/dev/nvidia1"])
+    assert [share.whole for grant in rig.agent.grants.list_grants() for share in grant.shares] == [True, True]
+    assert "are still held by default/a" in refusal(ClaimedPod(rig, "b", {"main": [(1, 100)]}))
 
 
 def test_it_may_be_called_again_at_any_time(rig):
@@ -230,6 +239,15 @@ def test_without_the_api_server_nothing_is_prepared(rig):
     assert "cannot be read" in refusal(pod)
     rig.api.down = False
     pod.prepare()
+
+
+def test_a_pod_by_claim_does_not_hold_up_the_end_of_the_plugin(rig):
+    """The kubelet admits it without the plugin, and tries its preparation again."""
+    pod, by_slot = ClaimedPod(rig), rig.bind("by-slot", [(1, 900)])
+    rig.see()
+    unadmitted = shutdown.list_unadmitted_pods(rig.agent.pods.list_pods(), rig.agent._kubelet)
+    assert unadmitted == ["default/by-slot"]
+    assert pod.pod["status"]["phase"] == by_slot["status"]["phase"] == "Pending"
 
 
 def test_two_claims_on_one_card_never_exceed_it(rig):

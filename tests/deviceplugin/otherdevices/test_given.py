@@ -15,6 +15,7 @@ from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import GrantedDevice
 from deviceplugin.grants.hardware import Hardware
+from tests.deviceplugin.claimedpods import ClaimedPod
 from tests.deviceplugin.conftest import PODS_HERE
 from tests.deviceplugin.otherdevices.machines import FIRST, FPGA, SECOND, bind, given_devices
 from tests.deviceplugin.records import grant
@@ -107,3 +108,30 @@ def test_the_edits_of_a_real_card_and_of_devices_together(tmp_path):
     mounts = nvidia["containerEdits"]["mounts"]
     assert delivered((share,)) == ("0.7.0", ["/dev/nvidia0", "/dev/infiniband/uverbs0"], mounts)
     assert delivered(()) == ("0.6.0", ["/dev/infiniband/uverbs0"], []), "no card, no driver"
+
+
+class TestByClaim:
+    """The same devices, allocated by ResourceClaim."""
+
+    def test_a_container_gets_its_devices_and_no_other(self, machine, rig):
+        devices = {"first": [("rdma", SECOND), ("my.fpga-x", FPGA)], "second": [("rdma", FIRST)]}
+        pod = ClaimedPod(rig, "a", {"first": [(1, 4000)], "second": []}, devices=devices)
+        first, second = pod.prepare()
+        assert (first.devices[0], len(first.devices), len(second.devices)) == ("gpu-1", 3, 1)
+        assert pod.nodes("first")[:2] == ["/dev/nvidia1", "/dev/infiniband/umad2"]
+        assert "/dev/vfio/42" in pod.nodes("first")
+        assert not [node for node in pod.nodes("second") if "nvidia" in node or "vfio" in node]
+        assert pod.env("second")["CARDWISE_RDMA_DEVICES"] == "mlx5_0"
+
+    def test_a_device_that_fails_closes_the_gate_of_its_container_alone(self, machine, rig):
+        pod = ClaimedPod(
+            rig, "a", {"first": [], "second": []}, devices={"first": [("rdma", FIRST)], "second": [("rdma", SECOND)]}
+        )
+        pod.run("first", "second")
+        machine.tree.port(machine.ports[1], 1, "1: DOWN")
+        rig.settle()
+        assert f"({SECOND}) is unhealthy" in pod.closed("second")
+        assert pod.closed("first") == ""
+        machine.tree.port(machine.ports[1], 1, "4: ACTIVE")
+        rig.settle()
+        assert pod.closed("second") == ""

@@ -18,8 +18,17 @@ from tests.cluster import Cluster, versions
 from tests.cluster.cards import DEFAULT, write_inventory
 from tests.cluster.images import BUSYBOX
 from tests.integration.node import claimed
+from tests.integration.node import test_deviceplugin as by_slot
 from tests.integration.node.claimed import Change
-from tests.integration.node.test_deviceplugin import NODE, P100, PLUGIN, STAY, TELL, Hand
+from tests.integration.node.test_deviceplugin import (
+    NODE,
+    P100,
+    PLUGIN,
+    STAY,
+    TELL,
+    Hand,
+    moment,  # noqa: F401 - a fixture
+)
 
 pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node]
 
@@ -283,3 +292,15 @@ def test_a_gate_is_right_again_after_a_restart_of_the_plugin(hand):
     finally:
         hand.set_health(0, "")
     hand.wait(lambda: hand.starts(uid) == 2, "the container starts again")
+
+
+# The same stories as of pods by slot.
+
+
+def test_twenty_equal_pods_bound_together_are_not_swapped(hand):
+    by_slot.test_twenty_equal_pods_bound_together_are_not_swapped(hand)
+
+
+@pytest.mark.parametrize("when", ["granted", "delivered"])
+def test_a_plugin_that_is_killed_in_a_start_gives_the_pod_its_card_and_nothing_twice(hand, moment, when):  # noqa: F811
+    by_slot.test_a_plugin_that_is_killed_in_a_start_gives_the_pod_its_card_and_nothing_twice(hand, moment, when)
