@@ -39,6 +39,7 @@ class Recording(official.ApiClient):
 HOST = "https://x:6443/k8s/clusters/c-1"
 OFFICIAL = Recording(official.Configuration(host=HOST))
 CORE, CUSTOM = official.CoreV1Api(OFFICIAL), official.CustomObjectsApi(OFFICIAL)
+RESOURCE = official.ResourceV1Api(OFFICIAL)
 POLICY, BATCH = official.PolicyV1Api(OFFICIAL), official.BatchV1Api(OFFICIAL)
 COORDINATION, ADMISSION = official.CoordinationV1Api(OFFICIAL), official.AdmissionregistrationV1Api(OFFICIAL)
 
@@ -85,6 +86,11 @@ OF_NAMESPACES = {
         COORDINATION.list_namespaced_lease,
         COORDINATION.read_namespaced_lease,
     ),
+    paths.resourceclaims: (
+        RESOURCE.list_resource_claim_for_all_namespaces,
+        RESOURCE.list_namespaced_resource_claim,
+        RESOURCE.read_namespaced_resource_claim,
+    ),
     paths.gpuquotas: custom_of_namespace("gpuquotas"),
     paths.podgroups: custom_of_namespace("podgroups"),
 }
@@ -98,6 +104,14 @@ OF_THE_CLUSTER = {
     paths.validatingwebhookconfigurations: (
         ADMISSION.list_validating_webhook_configuration,
         ADMISSION.read_validating_webhook_configuration,
+    ),
+    paths.validatingadmissionpolicies: (
+        ADMISSION.list_validating_admission_policy,
+        ADMISSION.read_validating_admission_policy,
+    ),
+    paths.validatingadmissionpolicybindings: (
+        ADMISSION.list_validating_admission_policy_binding,
+        ADMISSION.read_validating_admission_policy_binding,
     ),
     paths.extendedresources: custom_of_cluster("extendedresources"),
     paths.resourceclasses: custom_of_cluster("resourceclasses"),
