@@ -304,3 +304,15 @@ def test_twenty_equal_pods_bound_together_are_not_swapped(hand):
 @pytest.mark.parametrize("when", ["granted", "delivered"])
 def test_a_plugin_that_is_killed_in_a_start_gives_the_pod_its_card_and_nothing_twice(hand, moment, when):  # noqa: F811
     by_slot.test_a_plugin_that_is_killed_in_a_start_gives_the_pod_its_card_and_nothing_twice(hand, moment, when)
+
+
+def test_a_pod_that_goes_while_its_plugin_is_dead_leaves_no_grant(hand, moment):  # noqa: F811
+    """It goes when the plugin is back: the kubelet releases a claim that it has prepared before it lets the pod go."""
+    specs = hand.specs()
+    by_slot.die_in_the_start(hand, moment, "delivered", "goes")
+    hand.space.delete("goes")
+    by_slot.come_back(hand)
+    hand.space.wait_for_deletion("goes")
+    hand.wait(lambda: not hand.grants() and hand.specs() == specs, "no grant and no spec stays behind")
+    whole = hand.pod("whole", 1, P100)
+    hand.wait(lambda: hand.starts(whole), "another pod has the whole card")
