@@ -63,7 +63,7 @@ class Inventory:
         self._membership = ClassMembership(())
         self._members: dict[str, CardClasses] = {}  # by card, the classes that were last computed
         self._reclassify = False
-        self._unclassified: list[str] = []  # the cards whose classes are to be computed again
+        self._unclassified: list[str] = []  # the nodes for whose cards classes are to be computed again
 
     def set_node(self, name: str) -> None:
         """Offer the node's cards and devices from now on."""
@@ -157,12 +157,15 @@ class Inventory:
         if self._reclassify:
             self._reclassify = False
             self._membership = ClassMembership(self._classes.values(), known_classes=set(self._members.values()))
-            self._unclassified = list(self._cards)
-        for _ in range(min(_CARDS_PER_HOLD, len(self._unclassified))):
-            name = self._unclassified.pop()
-            record = self._cards.get(name)
-            if record is not None and self._membership.classes_of(record) is not self._members.get(name):
-                self._changed.add(record.node)
+            self._unclassified = list(self._cards_of)
+        card_count = 0
+        while self._unclassified and card_count < _CARDS_PER_HOLD:
+            node = self._unclassified.pop()
+            names = self._cards_of.get(node, ())
+            card_count += len(names)
+            classes_of, known_members = self._membership.classes_of, self._members
+            if any(classes_of(self._cards[name]) is not known_members.get(name) for name in names):
+                self._changed.add(node)
         for node in self._changed:
             names = self._cards_of.get(node, ()) if node in self.nodes else ()
             cards: list[Card] = []
