@@ -54,7 +54,7 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
         state.set_pod(record)
     with state.view():
         pass  # counts all cards for the first time, as the extender does before it is ready
-    gc.set_threshold(20_000, 20, 50)  # as in the extender
+    gc.set_threshold(5_000, 10, 400)  # as in the extender
     gc.freeze()
     return state, bound
 

@@ -34,7 +34,7 @@ def test_no_thread_keeps_another_from_running_for_long(before: float, after: flo
 def test_garbage_collector_runs_rarely() -> None:
     gc.set_threshold(700, 10, 10)
     interpreter.tune_interpreter()
-    assert gc.get_threshold() == (20_000, 20, 50)
+    assert gc.get_threshold() == (5_000, 10, 400)
 
 
 @pytest.mark.parametrize(("allowed", "after"), [(1_024, 65_536), (2_048, 65_536), (None, None)])
