@@ -134,6 +134,27 @@ def test_no_policy_pays_the_square_of_the_number_of_keys(render: Render) -> None
     assert {name: collections for name, collections in loops.items() if collections} == {}
 
 
+def test_thousands_of_gates_are_counted_and_not_read(render: Render) -> None:
+    """The API server evaluates these expressions at each write of any pod, some of them eight times."""
+    conditions = [
+        condition["expression"]
+        for manifest in render()
+        if manifest["kind"] in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+        for webhook in manifest["webhooks"]
+        for condition in webhook["matchConditions"]
+    ]
+    for manifest in render():
+        if manifest["kind"] == "ValidatingAdmissionPolicy":
+            spec = manifest["spec"]
+            conditions += [entry["expression"] for entry in (*spec.get("matchConditions", []), *spec["validations"])]
+            conditions += [variable["expression"] for variable in spec.get("variables", [])]
+    readers = [text for text in conditions if ".schedulingGates.map(" in text]
+    assert len(readers) > 8
+    for text in readers:
+        for before in text.split(".schedulingGates.map(")[:-1]:
+            assert re.search(r"[.]schedulingGates[.]size[(][)] <= 1024 && 'cardwise[.]dev/gang' in \w+[.]spec$", before)
+
+
 def test_annotations_that_an_update_leaves_alone_are_not_read(render: Render) -> None:
     policy = get_object(render(), "ValidatingAdmissionPolicy", f"annotations.{names.GROUP}")["spec"]
     condition = next(condition for condition in policy["matchConditions"] if condition["name"] == "has-ours-or-waits")[

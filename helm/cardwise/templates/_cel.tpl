@@ -151,10 +151,11 @@ markers by which kube-scheduler calls the extender for members of gangs do not c
 
 {{/*
 Whether the pod `.` has the scheduling gate of Cardwise's gangs. There is no loop over the gates (see
-cardwise.cel.keys).
+cardwise.cel.keys). Of a pod with more than 1024 gates none is read, because this is evaluated many times at each write of
+any pod. The webhook gives no such pod its gate: it takes members of gangs with at most 512 gates.
 */}}
 {{- define "cardwise.cel.hasGangGate" -}}
-(has({{ . }}.spec.schedulingGates) && 'cardwise.dev/gang' in {{ . }}.spec.schedulingGates.map(g, g.name))
+(has({{ . }}.spec.schedulingGates) && {{ . }}.spec.schedulingGates.size() <= 1024 && 'cardwise.dev/gang' in {{ . }}.spec.schedulingGates.map(g, g.name))
 {{- end }}
 
 {{/*
