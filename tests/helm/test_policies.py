@@ -4,6 +4,7 @@ That its CEL is right is tried on the real API server (`test_rights` and `test_t
 """
 
 import re
+from pathlib import Path
 
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Severity
@@ -12,6 +13,7 @@ from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.helm.rendering import CLAIMS, Render, get_object
 
+REFERENCE = Path(__file__).parents[2] / "docs/reference/admission.md"
 PODS = {"CREATE core/pods", "UPDATE core/pods/ephemeralcontainers"}
 BINDINGS = {"CREATE core/bindings", "CREATE core/pods/binding"}
 RESOURCES = ("cardwise.dev/extendedresources", "cardwise.dev/extendedresources/status")
@@ -153,6 +155,19 @@ def test_thousands_of_gates_are_counted_and_not_read(render: Render) -> None:
     for text in readers:
         for before in text.split(".schedulingGates.map(")[:-1]:
             assert re.search(r"[.]schedulingGates[.]size[(][)] <= 1024 && 'cardwise[.]dev/gang' in \w+[.]spec$", before)
+
+
+def test_the_reference_names_each_size_that_a_policy_limits_in_a_pod(render: Render) -> None:
+    section = REFERENCE.read_text().partition("### Large pods without GPUs")[2].partition("###")[0]
+    for name in ("environment", "hostpaths", "runtimeclasses"):
+        policy = get_object(render(), "ValidatingAdmissionPolicy", f"{name}.{names.GROUP}")["spec"]
+        messages = " ".join(validation["message"] for validation in policy["validations"])
+        limits = set(re.findall(r"at most (\d+(?: KiB)?)", messages))
+        assert limits, name
+        documented = next((line for line in section.splitlines() if f"`{name}.cardwise.dev`" in line), "")
+        for limit in limits:
+            number, _, unit = limit.partition(" ")
+            assert f"{int(number):,} {unit}".strip() in documented, (name, limit)
 
 
 def test_annotations_that_an_update_leaves_alone_are_not_read(render: Render) -> None:
