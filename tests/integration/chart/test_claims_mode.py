@@ -14,7 +14,7 @@ from tests.cluster import Cluster
 from tests.cluster.cards import DEFAULT
 from tests.integration import commands
 from tests.integration.conftest import SpecOf, spaces, started
-from tests.integration.sharing import Space, assigned, workload
+from tests.integration.sharing import Space, account, assigned, binding, workload
 from tests.integration.since import since
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, since(34, "resource.k8s.io/v1")]
@@ -149,3 +149,37 @@ def test_helm_test_and_doctor_find_nothing(cluster: Cluster) -> None:
     assert doctor.returncode == 0, doctor.stdout
     assert "shares are ResourceClaims (scheduler.mode=claims)" in doctor.stdout
     assert "the probe pod was placed on a GPU of n1 by the extender" in doctor.stdout
+
+
+def test_change_of_the_mode_and_back_with_a_running_pod(cluster: Cluster, space: Space) -> None:
+    """Its claim and its GPU stay counted, and nothing is given twice. It is last: it upgrades the release."""
+    space.create(workload("stays", whole_gpu=1))
+    space.running("stays")
+    (claim,) = claims_of(space)
+    started_at = space.get("stays")["status"]["startTime"]
+    cluster.chart.upgrade({"scheduler": {"mode": "manual"}})
+    with pytest.raises(errors.Forbidden, match=r"claims\.cardwise\.dev"):
+        _as_editor(space, claim["metadata"]["name"])
+    cluster.chart.upgrade({"scheduler": {"mode": "claims"}})
+    space.create(workload("second", whole_gpu=1))
+    space.running("second")
+    space.create(workload("third", gpu_mem=100))
+    space.wait(lambda: "GPU" in _events(space, "third"), "no GPU is left")
+    assert not space.get("third")["spec"].get("nodeName")
+    assert space.get("stays")["status"]["startTime"] == started_at
+    assert claim["metadata"]["uid"] in {listed["metadata"]["uid"] for listed in claims_of(space)}
+    used = [assigned(space.get(name)).shares()[0].uuid for name in ("stays", "second")]
+    assert len(set(used)) == 2
+
+
+def _as_editor(space: Space, claim: str) -> None:
+    """Delete the claim as a user with the role `edit`."""
+    space.kubectl_json("create", stdin=account("editor"))
+    role = binding("editor", "edit", account=f"{space.name}:editor", of="RoleBinding")
+    space.kubectl_json("create", stdin=role)
+    client = space.cluster.client("admin")
+    client._headers[""]["Impersonate-User"] = f"system:serviceaccount:{space.name}:editor"
+    try:
+        client.delete(paths.resourceclaims(space.name, claim))
+    finally:
+        client.close()
