@@ -226,3 +226,25 @@ def test_pods_of_lower_priority_are_evicted_for_their_gpu():
             world.do("ends_deleted")
         work(world, 2)
         assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p2"]
+
+
+def test_a_gate_that_a_former_leader_opens_late_finds_no_claim():
+    """The next leader has deleted the claim, and has given the GPU to a pod that comes first."""
+    with world_of({"n1": [P100]}) as world:
+
+        def delay(_call):
+            world.standing = 1
+
+        world.api.after_request(delay, "patch", "*/pods/p1/status", times=1)
+        world.do("creates", gpu_mem=P100)
+        passes(world, 0.2)
+        assert [call.path for call in world.late] == [paths.pods("default", "p1")]
+        world.do("is_killed", extender=0)
+        world.do("creates", gpu_mem=P100, priority=10)
+        world.do("starts", extender=1)
+        while world.allocation_of(pod_of(world, "p2")) is None:
+            passes(world, 0.2)  # no longer: then the node is removed from the status of p1, which is a write, too
+        world.do("arrives", choice=0, behind=True)
+        assert not pod_of(world)["spec"]["schedulingGates"], "the late write has opened the gate"
+        work(world)
+        assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p2"]
