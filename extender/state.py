@@ -176,7 +176,7 @@ class State:
     def warm_caches(self) -> None:
         """Compute the caches now; otherwise the first filter call would compute them, and be late.
 
-        In a big cluster the index of all cards takes 0.4 s, and the search for the cards of 500 nominated pods takes
+        In a big cluster the ledger's card index takes 0.4 s, and the search for the cards of 500 nominated pods takes
         another 0.4 s.
         """
         self.preemption.find_unknown_cards(None, Pace(self._clock).pause)

@@ -55,7 +55,9 @@ class Cache(ClusterView):
         return self.ledger.unindexed_count > _MAX_UNINDEXED_NODES
 
     def has_leader_changed(self, snapshot: ClusterView) -> bool:
-        """Whether the leader has changed since the snapshot. Then a search on the snapshot may reserve nothing."""
+        """Whether the leader has changed since the snapshot. If so, the results of a search on the snapshot must not be
+        reserved.
+        """
         return self.leader_changes != snapshot.leader_changes
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:

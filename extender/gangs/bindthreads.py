@@ -15,7 +15,7 @@ _MAX_NAMESPACES: Final = 1000  # maximum number of namespaces whose last admissi
 
 
 class BindThreadAdmission:
-    """Admits gangs to bind threads. Not thread-safe: the caller holds the lock of `State`.
+    """Decides which gangs may occupy bind threads. Not thread-safe: the caller holds the lock of `State`.
 
     max_threads: the number of threads in which members may wait.
     """

@@ -1,6 +1,6 @@
 """Finds nodes for single pods, on a snapshot and without the lock (docs/design/0032-snapshots.md).
 
-For most pods the index of all cards finds the best node at once, under the lock. For pods with several card requests
+For most pods the ledger's card index finds the best node at once, under the lock. For pods with several card requests
 each node is searched separately. Other pods need such a search if the index does not help (`SearchTooLong`). For
 example, many cards with enough memory lack something else, or nodes refuse for reasons that are found only node by
 node. Example: 48 containers, each a client of one card, fit only on cards without a share; 40,000 cards with shares

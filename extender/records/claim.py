@@ -41,7 +41,7 @@ class ClaimRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PendingByClaim:
-    """A pod without a node that waits for its claim, or that is in such a gang.
+    """A pending pod that waits for its ResourceClaim, or a member of a gang whose pods wait for theirs.
 
     waiting: the pod's request and constraints.
     manifest: the pod's JSON.

@@ -1,8 +1,8 @@
 """Computes the desired statuses of ExtendedResources, ResourceClasses and GPUQuotas from the ledger.
 
 Pure. The totals are computed node by node. So the state is locked only for a few nodes at a time, and after a bind only
-the totals of the pod's node are computed again. `statuswriter` writes the statuses that differ. The computation also
-detects cards with errors in the ledger.
+the totals of the pod's node are computed again. `statuswriter` writes the statuses that differ. It also finds the
+cards whose counts in the ledger are inconsistent.
 """
 
 import operator

@@ -1,14 +1,20 @@
 """The pod's ResourceClaim, and the gate behind which the pod waits for it (scheduler.mode=claims).
 
 A pod that requests a share gets the name of a claim that does not exist yet, and a scheduling gate. The leading
-extender plans the pod, creates and allocates the claim, and removes the gate; kube-scheduler then finds an allocated
-claim and obeys it. The name has 64 random bits, because whoever knows the name of a claim before it exists could put
-another pod's name into it. The name is given once: the API server may call the webhook again, and the second call must
-not change it. A copy of an existing pod (`kubectl get pod -o yaml`) looks the same, but needs a name of its own. It
-differs in one of three things: a placed pod has no gate any more, or it has the annotations of its placement; and every
-stored pod has a phase in its status, which a new one has not. Example: a new pod gets `cardwise-3f…`; the second call
-sees gate and name, no phase, and keeps it; the copy of this waiting pod has `status.phase: Pending`, gets
-`cardwise-a1…`, and loses the status, so that a second call keeps that name too.
+extender plans the pod, creates and allocates the claim, and removes the gate. kube-scheduler then finds an allocated
+claim and obeys it. The name has 64 random bits: users who could predict it could create the claim first, for another
+pod. The webhook chooses the name once: the API server may call the webhook again, and the second call must not change
+the name.
+
+A copy of an existing pod (`kubectl get pod -o yaml`) looks the same, but needs a claim of its own. It differs from a
+new pod in at least one of three ways:
+- Its gate has been removed.
+- It has the annotations of a placement.
+- Its status has a phase, as in every stored pod.
+
+Example: a new pod gets `cardwise-3f…`. The second call sees the gate, the name and no phase, and keeps the name. A copy
+of this pending pod has `status.phase: Pending`, and gets `cardwise-a1…`. Its status is removed, so that a second call
+keeps that name too.
 """
 
 import secrets
@@ -28,8 +34,10 @@ _REMEDY: Final = f"leave the entry out, and request a share with limits {names.G
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Give the pod a claim if it requests cards or devices, and a gate if it does or is in a gang; else remove those
-    that Cardwise wrote. Refuse claims and gates of Cardwise that users wrote. Raises InvalidRequest.
+    """Give the pod a claim if it requests cards or devices, and a gate if it requests them or is in a gang.
+
+    Without `settings.claims`, remove the claims and gates that Cardwise wrote. Raises InvalidRequest if a user wrote
+    a claim of Cardwise, or its gate in a pod that needs none.
     """
     if not context.settings.claims:
         _remove(pod)
@@ -39,7 +47,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
     gates = pod.spec.get("schedulingGates") or []
     is_gated = any(gate.get("name") == names.ALLOCATION_GATE for gate in gates)
     if is_gated and not needs_gate:
-        problem = "the pod requests no GPU, so nobody would remove the gate"
+        problem = "the pod requests no GPU, so Cardwise would never remove the gate"
         raise InvalidRequest(_GATE_FIELD, problem, f"leave it out, or request a share with limits {names.GPU_MEM}")
     if needs_claim and (name is None or not is_gated or _is_copy(pod.manifest)):
         entry = {"name": names.POD_CLAIM, "resourceClaimName": claims.format_name(secrets.token_bytes(_TOKEN_BYTES))}

@@ -343,5 +343,5 @@ def _decode_parts(configs: Sequence[Json]) -> dict[str, Assignment]:
 
 def _text(text: Any) -> str:
     if not isinstance(text, str) or not text:
-        raise TypeError(f"{text!r} is not a text")
+        raise TypeError(f"{text!r} is not a non-empty string")
     return text

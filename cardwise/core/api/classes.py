@@ -170,8 +170,8 @@ def card_labels(
 def max_shares(mem: MiB, resource_class: ResourceClass) -> int:
     """The maximum number of units of the class that the containers on one card can request together.
 
-    A container counts 1 for each of its cards. If the class has a share, a container that requests n units counts n;
-    the card's memory limits the total of these.
+    A container counts 1 for each of its cards. If the class defines a share, a container that requests n units
+    counts as n; the card's memory limits the sum of these units.
     """
     share = resource_class.share
     return CAPACITY_PER_CARD + (mem // share.memory if share is not None else 0)

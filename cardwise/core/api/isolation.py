@@ -1,7 +1,7 @@
-"""Tiers of isolation: what enforces a share on a card, and what pods demand (docs/design/0037-isolation.md).
+"""Tiers of isolation: what enforces a share on a card, and what pods require (docs/design/0037-isolation.md).
 
 The device plugin computes the tiers and publishes them in `status.isolation` of the card. Pods, namespaces and the
-cluster demand a least tier of memory: `Isolation`.
+cluster require a minimum tier of memory isolation: `Isolation`.
 """
 
 from collections.abc import Mapping

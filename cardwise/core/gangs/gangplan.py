@@ -203,7 +203,7 @@ class _Kind(NamedTuple):
     member: the first member of the kind.
     scorer: None for members without cards and devices.
     candidates: the nodes.
-    scores: the score of each candidate; None if the index of all cards finds the best ones without scores.
+    scores: the score of each candidate; None if the ledger's card index finds the best ones without scores.
     work: the work to search one node, in card requests.
     """
 
@@ -468,7 +468,7 @@ class _Queue:
         if scores is not None:
             yield from sorted(scores, key=scores.__getitem__, reverse=True)
         elif scorer is not None:
-            # The ledger's index of all cards finds the best of thousands of nodes without checking each.
+            # The ledger's card index finds the best of thousands of nodes without checking each.
             for state in scorer.ranked_nodes(self._inputs.ledger, candidates):
                 yield state.name
 

@@ -250,12 +250,12 @@ class Scorer:
         return self._is_one_card and self._devices is None
 
     def best_node(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
-        """The best of the nodes, by the index of all cards; None if the request fits on none of them."""
+        """The best of the nodes, looked up in the ledger's card index; None if the request fits on none of them."""
         return next(self.ranked_nodes(ledger, nodes), None)
 
     def ranked_nodes(self, ledger: Ledger, nodes: Collection[str]) -> Iterator[NodeState]:
-        """The nodes where the request fits, the best first, from the index of all cards. The ledger must not change
-        during the iteration.
+        """The nodes where the request fits, the best first, looked up in the ledger's card index. The ledger must not
+        change during the iteration.
         """
         plan = self._search_plan()
         card_request, levels, _ = plan.typed_requests[0]
@@ -286,8 +286,8 @@ class Scorer:
                     self.count_checks(1)
 
     def with_cards(self, ledger: Ledger, nodes: Collection[str]) -> Collection[str]:
-        """For a request of whole cards only: the nodes with enough empty cards, by the index of all cards. In a full
-        cluster only a few nodes have enough, and only these need to be scored. For other requests: all nodes.
+        """For a request of whole cards only: the nodes with enough empty cards, looked up in the ledger's card index.
+        In a full cluster only a few nodes have enough, and only these need to be scored. For other requests: all nodes.
         """
         if len(self._card_requests) != 1 or not self._takes_whole_cards:
             return nodes

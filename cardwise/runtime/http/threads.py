@@ -1,19 +1,19 @@
 """Threads that answer calls in a fair order: each client address gets the same time.
 
 Fairness is measured by time instead of calls, since one call may take a hundred times as long as another. Example with
-four
-threads: the calls of address A take 400 ms each, those of address B 4 ms; B has a hundred calls answered for each call
-of A. Calls compete for the CPU and for threads. So a call is charged the larger one of two amounts: its CPU seconds,
-and its seconds on a thread divided by the number of threads.
+four threads: the calls of address A take 400 ms each, those of address B 4 ms; B has a hundred calls answered for each
+call of A. Calls compete for the CPU and for threads. So a call is charged the larger one of two amounts: its CPU
+seconds, and its seconds on a thread divided by the number of threads.
 
 If N + 1 addresses always have waiting calls, each address gets 1/(N + 1) of the time, however many connections, calls
-or namespaces it has. An API server calls for the whole cluster, but has the same weight as other addresses. If it sends
-no certificate, it looks like any other client, and every client could claim any namespace. But the call of an address
-that uses less than its share starts as soon as a thread is free. Of T threads, the calls of one address occupy at most
-T - 1, so a thread is left for the first call of another address. In the same way, the calls of one owner occupy at most
-T - 2 threads. So a thread is left for another owner of the same address. So if N other addresses attack, pods are
-created without extra delay, provided that the API server's calls need less than 1/(N + 1) of the CPU. If certificates
-are required (`webhook.clientCA`), other addresses cannot call.
+or namespaces it has. An API server calls for the whole cluster, but has the same weight as other addresses. Without
+a client certificate, the API server cannot be told apart from other clients, and a client can put any namespace into
+its call. So neither an API server nor a namespace gets extra time. But the call of an address that uses less than its
+share starts as soon as a thread is free. Of T threads, the calls of one address occupy at most T - 1, so a thread is
+left for the first call of another address. In the same way, the calls of one owner occupy at most T - 2 threads. So a
+thread is left for another owner of the same address. So if N other addresses attack, pods are created without extra
+delay, provided that the API server's calls need less than 1/(N + 1) of the CPU. If certificates are required
+(`webhook.clientCA`), other addresses cannot call.
 """
 
 import threading

@@ -31,7 +31,7 @@ class Nodes:
 @pytest.mark.parametrize(("of_pod", "others", "chosen"), [("spread", "binpack", "n2"), ("binpack", "spread", "n1")])
 def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_likes(monkeypatch, of_pod, others, chosen):
     monkeypatch.setattr(gangplan, "_MAX_SCORED_NODES", 1)
-    monkeypatch.setattr(placement.Scorer, "indexed", False)  # not by the index of all cards
+    monkeypatch.setattr(placement.Scorer, "indexed", False)  # not by the ledger's card index
     pod_request = request.parse(
         pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)])
     )
@@ -224,7 +224,7 @@ def test_so_it_is_where_a_quota_leaves_too_little_on_all_nodes(card_requests, se
 
 
 def test_a_second_order_scores_a_limited_number_of_nodes(monkeypatch, searches, small_steps):
-    """In the first order, the index of all cards found no node for a member."""
+    """In the first order, the ledger's card index found no node for a member."""
     counted, score_all = [], placement.Scorer.score_all
 
     def recorded(scorer, ledger, nodes):

@@ -1,4 +1,4 @@
-"""The index of all cards gives the same placements as a search node by node."""
+"""The ledger's card index gives the same placements as a search node by node."""
 
 from dataclasses import replace
 from unittest.mock import patch

@@ -288,7 +288,7 @@ def test_gate_is_opened_by_the_extender_alone(space: Space, accounts: Accounts) 
 
 def test_gate_of_a_pod_without_a_request(space: Space, accounts: Accounts) -> None:
     pod = workload("p", spec={"schedulingGates": [{"name": names.ALLOCATION_GATE}]})
-    with refused("admission webhook", "the pod requests no GPU, so nobody would remove the gate"):
+    with refused("admission webhook", "the pod requests no GPU, so Cardwise would never remove the gate"):
         accounts.tenant.create(pod_path(space), pod)
 
 

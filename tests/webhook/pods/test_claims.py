@@ -259,8 +259,8 @@ RESERVED = (
     "in the pod"
 )
 GATED = (
-    "spec.schedulingGates[cardwise.dev/allocation]: the pod requests no GPU, so nobody would remove the gate; leave it "
-    "out, or request a share with limits aliyun.com/gpu-mem"
+    "spec.schedulingGates[cardwise.dev/allocation]: the pod requests no GPU, so Cardwise would never remove the gate; "
+    "leave it out, or request a share with limits aliyun.com/gpu-mem"
 )
 
 THEIRS = "cardwise-0123456789abcdef"

@@ -37,7 +37,7 @@ NodeRanker = Callable[[str, NodeFacts], Callable[[str], int]]
 
 
 class CardOrder(Enum):
-    """The order in which a policy takes cards from the index of all cards, for a request of one card."""
+    """The order in which a policy takes cards from the ledger's card index, for a request of one card."""
 
     FULLEST_FIRST = auto()
     EMPTIEST_FIRST = auto()

@@ -5,9 +5,10 @@ request. If the request can run there, only cards with too little free memory co
 fragment. The node's expected fragmentation is the mean over the workload's requests, weighted by their frequency. (To
 requests without cards all free memory is a fragment. The node's main memory does not matter.)
 
-Example: whole cards and halves are equally frequent, and a node has cards with 1000 and 300 free of 1000 MiB. Only the
-300 MiB are a fragment, to both requests. A share of 300 MiB on the first card leaves 700 and 300 MiB. No whole card is
-free then, so the fragments are 1000 MiB to the one request and 300 MiB to the other, on average 650 MiB.
+Example: half of the pods request a whole card and half request 500 MiB; a node has two cards of 1000 MiB, one empty and
+one with 300 MiB free. Only the 300 MiB are a fragment, to both requests. A share of 300 MiB on the first card leaves
+700 and 300 MiB. No whole card is free then, so the fragments are 1000 MiB to the one request and 300 MiB to the other,
+on average 650 MiB.
 """
 
 from collections.abc import Sequence

@@ -74,7 +74,7 @@ def test_requests_beyond_the_most_frequent_95_percent_do_not_count():
 
 def test_fragments_are_those_of_the_example():
     theory, measure = theory_of("cardwise.core.placement.scored.fragments"), fragmentation((WHOLE, 1), (HALF, 1))
-    assert f"a node has cards with {1000} and {300} free of {CARD} MiB" in theory
+    assert f"half request {CARD // 2} MiB; a node has two cards of {CARD} MiB, one empty and one with 300 MiB" in theory
     assert f"Only the {fragments(measure, lines(n=[1000, 300])):g} MiB are a fragment, to both requests" in theory
     after = lines(n=[700, 300])
     assert "A share of 300 MiB on the first card leaves 700 and 300 MiB." in theory
