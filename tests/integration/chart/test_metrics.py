@@ -34,6 +34,7 @@ MPS_NODE = "metrics-mps"  # a manager of cards that the cluster does not know: n
 QUIET = (
     "cardwise_extender_nominations_total",  # for clusters of more than a thousand nodes
     "cardwise_extender_claims_total",  # for scheduler.mode=claims
+    "cardwise_prepare_claim_seconds",  # as above
     "cardwise_thread_failures_total",
     "cardwise_extender_thread_failures_total",
     "cardwise_mps_thread_failures_total",
