@@ -102,7 +102,7 @@ def _read_trace(folder: Path, settings: SimulationOptions) -> _SimulatedWorld:
 
 
 def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _SimulatedWorld:
-    live = liveworkload.read_live_workload(client, settings.cardwise_namespace)
+    live = liveworkload.read_cluster_for_simulation(client, settings.cardwise_namespace)
     for note in live.notes:
         console.print_text(f"note: {note}", err=True)
     if not live.nodes:

@@ -109,7 +109,7 @@ def read_state(folder: Path) -> Status | None:
         return None
 
 
-def is_closed_by_former_manager(root: Path, uuid: str) -> bool:
+def is_left_exclusive_by_former_manager(root: Path, uuid: str) -> bool:
     """Whether the card is still closed to processes without MPS by a former manager.
 
     True if the card's former compute mode is saved, or if the file of saved modes was deleted while the daemon had the

@@ -192,7 +192,9 @@ class MpsWait:
 
     def _check_readiness(self, grant: Grant, need: _Need | None) -> Readiness:
         if need is None:
-            is_closed = any(mpsfiles.is_closed_by_former_manager(self._root, share.uuid) for share in grant.shares)
+            is_closed = any(
+                mpsfiles.is_left_exclusive_by_former_manager(self._root, share.uuid) for share in grant.shares
+            )
             return Readiness(mps.CLOSED_BY_FORMER_MANAGER if is_closed and not grant.is_agent else None)
         shares = grant.pod_shares if grant.is_agent else grant.shares
         # Read once, so that all checks of a start are of the same states.

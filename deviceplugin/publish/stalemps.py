@@ -63,7 +63,7 @@ class StaleMpsStatus:
         An earlier manager's status would keep pods off the card for ever, so the status is removed. But a card that the
         manager left closed cannot be used, so its MPS state becomes Down.
         """
-        if not mpsfiles.is_closed_by_former_manager(self._root, uuid):
+        if not mpsfiles.is_left_exclusive_by_former_manager(self._root, uuid):
             return {} if mps_status is None else {"mps": None}
         if mps_status is not None and mps_status.reason == CLOSED_BY_FORMER_MANAGER:
             return {}

@@ -347,4 +347,4 @@ class ClaimedPods:
         row = self._reservations.get(uid)
         if row is not None and row.phase is Phase.ALLOCATED:
             self._refused[uid] = reason
-            self._reservations.mark_taken_back(uid)
+            self._reservations.mark_claim_rejected(uid)

@@ -58,11 +58,11 @@ def stop_when(is_over: Callable[[], bool]) -> Callable[[], None]:
     return check
 
 
-def limit_work(clock: Clock, seconds: float) -> Callable[[], None]:
+def stop_after_cpu(clock: Clock, cpu_seconds: float) -> Callable[[], None]:
     """A pace for a planner during a call. It never sleeps. It raises `PlanningStopped` once the thread has used
-    `seconds` of CPU time.
+    `cpu_seconds` of CPU time.
     """
-    until = clock.cpu() + seconds
+    until = clock.cpu() + cpu_seconds
     return stop_when(lambda: clock.cpu() >= until)
 
 

@@ -423,7 +423,7 @@ class Reservations:
             )
         )
 
-    def mark_taken_back(self, uid: str) -> None:
+    def mark_claim_rejected(self, uid: str) -> None:
         """Record that the pod's claim must be deleted, because kube-scheduler has refused the node."""
         row = self._rows.get(uid)
         if row is not None and row.phase is Phase.ALLOCATED:

@@ -91,7 +91,7 @@ class FragMetrics(Collector):
         if now < self._learned_at + _LEARN_SECONDS and changes == self._kinds_at:
             return
         if now >= self._learned_at + _LEARN_SECONDS:
-            request_sizes = fragmentation.only_card_requests(self._state.policies.request_rates())
+            request_sizes = fragmentation.only_card_requests(self._state.policies.arrival_counts())
             self._is_learned = bool(request_sizes)
             self._request_sizes = request_sizes or fragmentation.count_requests(ledger.holdings())
             self._learned_at = now

@@ -27,7 +27,7 @@ from extender.cache.cache import Cache
 from extender.cache.clusterview import ClusterView, PodPlace
 from extender.cache.commit import PODS_CHECK, Commit, PodPlan
 from extender.cache.nominated import NominatedPods
-from extender.cache.pacing import LOCKED_SECONDS, PlanningStopped, limit_work, pause_seconds
+from extender.cache.pacing import LOCKED_SECONDS, PlanningStopped, pause_seconds, stop_after_cpu
 from extender.cache.pacing import Pace as ThreadPace
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.statelock import StateLock
@@ -278,7 +278,7 @@ class GangPlaces:
                 return _Outcome.REFUSED, None
             seconds = _LOCKED_SECONDS - _COMMIT_SECONDS * len(task.members)
             try:
-                gang_plan = self._find_plan(task, limit_work(self._clock, seconds))
+                gang_plan = self._find_plan(task, stop_after_cpu(self._clock, seconds))
             except PlanningStopped:
                 request.gang.reason = "the cluster changes faster than the gang is planned; it is tried again"
                 return _Outcome.REFUSED, None
@@ -382,7 +382,7 @@ class GangPlaces:
             rank=task.gang.rank,
             priority=task.gang.priority,
         )
-        pace = limit_work(self._clock, LOCKED_SECONDS)
+        pace = stop_after_cpu(self._clock, LOCKED_SECONDS)
         conflict = Commit(self._cache, self._nominated, plan, pace).find_conflict()
         if conflict is not None:
             return _Outcome.GANG_CHANGED if conflict == PODS_CHECK else _Outcome.CONFLICT

@@ -224,4 +224,6 @@ class GangPlanner:
         shape = MemberShape(request, load)
         self._capacities.count_fitting_pods(shape)
         # A nominated pod may lose its reservation to the gang, so its node counts as a node with capacity.
-        return self._capacities.shape_capacity(shape).with_minimum(place.node for place in self._cluster.places_ahead())
+        return self._capacities.shape_capacity(shape).with_at_least_one_pod_on(
+            place.node for place in self._cluster.places_ahead()
+        )

@@ -20,7 +20,7 @@ from cardwise.core.gangs.gangs import ForeignPodGroup, GangPhase, Member, PodGro
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
-from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, limit_work, pause, pause_seconds, stop_when
+from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, pause, pause_seconds, stop_after_cpu, stop_when
 from extender.cache.statelock import StateLock
 from extender.gangs.bindthreads import BindThreadAdmission
 from extender.gangs.gangplaces import CHEAP_PLAN_SECONDS, GangPlaces, PlanRequest
@@ -479,7 +479,7 @@ class Gangs:
                 gang.reason = gang.reason or "gangs are being planned"
                 return
             gangs = GangCursor(iter(())) if gang.forward else self._gang_queue.gangs_before(gang)
-        began, is_planned, pace = self._clock.cpu(), False, limit_work(self._clock, _CALL_SECONDS)
+        began, is_planned, pace = self._clock.cpu(), False, stop_after_cpu(self._clock, _CALL_SECONDS)
         gang_to_plan: Gang | None = None
         try:
             for gang_to_plan in self._gangs_to_plan(gangs, pace, last=gang):
@@ -497,7 +497,7 @@ class Gangs:
 
     def _move_in_call(self, gang: Gang, uid: str, nodes: Collection[str]) -> MemberPlace:
         """Plan the member on another node in a filter call, because kube-scheduler does not offer its planned node."""
-        pace = limit_work(self._clock, _CALL_SECONDS)
+        pace = stop_after_cpu(self._clock, _CALL_SECONDS)
         self._move_members(gang, lambda: [uid], pace)
         with self._lock:
             place = self._planned_place(gang, uid, nodes)

@@ -109,7 +109,7 @@ class ScoredPolicies:
             engine = self._updated_engine()
             return engine.run_background_step(max_nodes) if engine is not None else False
 
-    def request_rates(self) -> "dict[RequestSize, float]":
+    def arrival_counts(self) -> "dict[RequestSize, float]":
         """How often each request size arrived; empty if there is no engine to count arriving pods."""
         with self._lock:
             return dict(self._engine.workload.counts) if self._engine is not None else {}

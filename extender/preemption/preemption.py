@@ -27,7 +27,7 @@ from extender.cache.cache import Cache
 from extender.cache.clusterview import Changes, ClusterView
 from extender.cache.nominated import NominatedPods, find_unknown_cards
 from extender.cache.nominations import MemberReservation, NominatedPlace
-from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, limit_work, pause
+from extender.cache.pacing import LOCKED_SECONDS, Pace, PlanningStopped, pause, stop_after_cpu
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.gangs.gangplaces import GangPlaces
@@ -413,7 +413,7 @@ class Preemption:
                     and gang_victims.count_members_with_victims(nodes) <= _MAX_CHECKED_MEMBERS
                 )
                 if is_small:
-                    pace = limit_work(self._clock, _MAX_LOCKED_SECONDS)
+                    pace = stop_after_cpu(self._clock, _MAX_LOCKED_SECONDS)
                     try:
                         gang_search = self._make_gang_search(search, checked, victims_by_node, pace)
                         if not gang_search.still_holds(gang_victims, nodes):
@@ -637,7 +637,7 @@ class Preemption:
         if self._needs_no_victims(claimant.uid) or any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
         began, current = self._clock.cpu(), dict[str, Victims]()
-        nominated = self._nominated.with_pace(limit_work(self._clock, _MAX_LOCKED_SECONDS))
+        nominated = self._nominated.with_pace(stop_after_cpu(self._clock, _MAX_LOCKED_SECONDS))
         queue = [(victims.harm, node) for node, victims in candidates.items()]
         for node in self._nodes_with_freed_cards(set(pending.nodes), changes):
             if self._clock.cpu() > began + LOCKED_SECONDS / 2:
@@ -686,7 +686,7 @@ class Preemption:
         ):
             return {}
         changes, until = Changes(self._cache, snapshot, claimant), self._clock.cpu() + LOCKED_SECONDS
-        nominated = self._nominated.with_pace(limit_work(self._clock, _MAX_LOCKED_SECONDS))
+        nominated = self._nominated.with_pace(stop_after_cpu(self._clock, _MAX_LOCKED_SECONDS))
         for node in filter(changes.may_concern, list(answers)):
             del answers[node]
             if self._clock.cpu() < until:

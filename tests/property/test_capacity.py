@@ -210,7 +210,7 @@ def test_the_order_of_room_is_as_if_all_nodes_were_sorted(changes, ahead):
         plain[node] = room
         in_order = sorted((node for node in plain if plain[node]), key=lambda node: (-plain[node], node))
         assert (list(kept), list(reversed(kept))) == (in_order, in_order[::-1])
-    with_minimum = kept.with_minimum(ahead)
+    with_minimum = kept.with_at_least_one_pod_on(ahead)
     assert kept.counts == {node: room for node, room in plain.items() if room}
     assert with_minimum.counts == dict.fromkeys(ahead, 1) | kept.counts
     assert list(with_minimum) == list(ShapeCapacity(with_minimum.counts))

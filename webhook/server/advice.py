@@ -71,26 +71,27 @@ def warn_resource_quota(
     unchanged_amounts = {key: amount for key, amount in hard.items() if key not in rewritten_keys}
     uncounted = islice(_uncounted_keys(unchanged_amounts, offers, known_classes, _Comparisons()), _MAX_WARNINGS)
     warnings = [f"spec.hard[{key}]: {reason}" for key, reason in uncounted]
-    if shares := hard.get(quotas.SHARES):
-        warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
+    if shares := hard.get(quotas.SHARES_QUOTA_KEY):
+        warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES_QUOTA_KEY}]", shares, min_share)
     uncounted_entry = quotas.unlimited_amount_key(hard)
     if uncounted_entry is not None and any(
         quotas.counts_in_place_of(quota_usage.quota, uncounted_entry) for quota_usage in quota_usages
     ):
         uncounted_entry = None
     if (
-        uncounted_entry == quotas.SHARES
-        and quotas.WHOLE_CARDS in unchanged_amounts
-        and not is_zero(hard[quotas.WHOLE_CARDS])
+        uncounted_entry == quotas.SHARES_QUOTA_KEY
+        and quotas.WHOLE_CARDS_QUOTA_KEY in unchanged_amounts
+        and not is_zero(hard[quotas.WHOLE_CARDS_QUOTA_KEY])
     ):
         warnings.append(
-            f"spec.hard[{quotas.WHOLE_CARDS}]: counts whole GPUs only, so pods that request {names.GPU_MEM} have no "
-            f"limit; add {uncounted_entry} or a GPUQuota, or ignore this if another quota limits such pods"
+            f"spec.hard[{quotas.WHOLE_CARDS_QUOTA_KEY}]: counts whole GPUs only, so pods that request {names.GPU_MEM} "
+            f"have no limit; add {uncounted_entry} or a GPUQuota, or ignore this if another quota limits such pods"
         )
-    elif uncounted_entry == quotas.WHOLE_CARDS:
+    elif uncounted_entry == quotas.WHOLE_CARDS_QUOTA_KEY:
         warnings.append(
-            f"spec.hard[{quotas.SHARES}]: counts shares only, so pods that request {names.GPU_COUNT} or a class have "
-            f"no limit; add {uncounted_entry} or a GPUQuota, or ignore this if another quota limits such pods"
+            f"spec.hard[{quotas.SHARES_QUOTA_KEY}]: counts shares only, so pods that request {names.GPU_COUNT} or a "
+            f"class have no limit; add {uncounted_entry} or a GPUQuota, or ignore this if another quota limits such "
+            "pods"
         )
     return tuple(warnings[:_MAX_WARNINGS])
 

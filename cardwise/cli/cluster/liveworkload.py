@@ -50,7 +50,7 @@ class LiveWorkload:
         return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
 
 
-def read_live_workload(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) -> LiveWorkload:
+def read_cluster_for_simulation(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) -> LiveWorkload:
     """Read the cluster. Raises `KubeError`."""
     cluster_state = clusterstate.read_cluster_state(client, addresses=False, own_namespace=client.namespace)
     live_workload = LiveWorkload(

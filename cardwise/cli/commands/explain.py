@@ -273,6 +273,6 @@ def _lacks_rewrite(pod: Json) -> bool:
 def _read_quota_usage(client: KubeClient, namespace: str) -> Sequence[EntryView]:
     """Read the GPUQuotas from their statuses; empty if they may not be read, or if the kind does not exist."""
     try:
-        return totals.entries_by_status(client.list_objects(paths.gpuquotas(namespace)))
+        return totals.quota_entries_from_statuses(client.list_objects(paths.gpuquotas(namespace)))
     except (errors.Forbidden, errors.NotFound):
         return ()

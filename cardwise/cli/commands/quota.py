@@ -22,7 +22,7 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
         cluster_state = clusterstate.read_cluster_state(client, namespace=scope, addresses=False)
     except errors.Forbidden as error:
         reason = rights.describe_missing_right(error)
-        views = totals.entries_by_status(client.list_objects(paths.gpuquotas(scope)))
+        views = totals.quota_entries_from_statuses(client.list_objects(paths.gpuquotas(scope)))
         console.print_text(f"note: as last written by the extender, without the pods: {reason}", err=True)
     else:
         printing.print_cluster_warnings(cluster_state)

@@ -62,7 +62,10 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
                     "node offers it"
                 )
                 yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{suggested_name}?")
-    for missing_key, counted_key in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
+    for missing_key, counted_key in (
+        (quotas.WHOLE_CARDS_QUOTA_KEY, quotas.SHARES_QUOTA_KEY),
+        (quotas.SHARES_QUOTA_KEY, quotas.WHOLE_CARDS_QUOTA_KEY),
+    ):
         uncovered_namespaces = sorted(
             namespace
             for namespace, keys in keys_by_namespace.items()
@@ -70,7 +73,9 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
             and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing_key)
         )
         if uncovered_namespaces:
-            uncounted_requests = "whole GPUs (gpu-count or a class)" if missing_key == quotas.WHOLE_CARDS else "shares"
+            uncounted_requests = (
+                "whole GPUs (gpu-count or a class)" if missing_key == quotas.WHOLE_CARDS_QUOTA_KEY else "shares"
+            )
             text = (
                 f"{wording.enumerate_first(uncovered_namespaces, _MAX_LISTED)}: a ResourceQuota limits "
                 f"{counted_key}, but not {uncounted_requests}"

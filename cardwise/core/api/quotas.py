@@ -23,8 +23,8 @@ AMOUNT_FIELDS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"),
 
 # The keys of a ResourceQuota that count shares and whole cards. Shares do not count under the key of whole cards, and
 # whole cards do not count under the key of shares.
-SHARES = f"requests.{names.GPU_MEM}"
-WHOLE_CARDS = f"requests.{names.WHOLE_GPU}"
+SHARES_QUOTA_KEY = f"requests.{names.GPU_MEM}"
+WHOLE_CARDS_QUOTA_KEY = f"requests.{names.WHOLE_GPU}"
 
 _ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNT_FIELDS))
 _SPEC_FIELDS = ("hard", "onExceed")
@@ -163,14 +163,14 @@ def min_charge_of_share(cards: int, mem: int, smallest: int) -> Charge:
 
 
 def unlimited_amount_key(hard: Collection[str]) -> str | None:
-    """The key that a namespace's ResourceQuotas lack: `WHOLE_CARDS` if they have only `SHARES`, and the other way
-    round. Requests of this form then have no limit. None if the quotas have both keys or neither.
+    """The key that a namespace's ResourceQuotas lack: `WHOLE_CARDS_QUOTA_KEY` if they have only `SHARES_QUOTA_KEY`,
+    and the other way round. Requests of this form then have no limit. None if the quotas have both keys or neither.
 
     hard: the keys of the ResourceQuotas.
     """
-    if (SHARES in hard) == (WHOLE_CARDS in hard):
+    if (SHARES_QUOTA_KEY in hard) == (WHOLE_CARDS_QUOTA_KEY in hard):
         return None
-    return WHOLE_CARDS if SHARES in hard else SHARES
+    return WHOLE_CARDS_QUOTA_KEY if SHARES_QUOTA_KEY in hard else SHARES_QUOTA_KEY
 
 
 def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
@@ -178,7 +178,7 @@ def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
 
     missing: the key that `unlimited_amount_key` returns.
     """
-    amount = "cards" if missing == WHOLE_CARDS else "shares"
+    amount = "cards" if missing == WHOLE_CARDS_QUOTA_KEY else "shares"
     general_entries = [entry for entry in quota.entries if not (entry.resource_class or entry.model)]
     return any(entry.memory is not None or getattr(entry, amount) is not None for entry in general_entries)
 

@@ -129,7 +129,7 @@ class ShapeCapacity:
             insort(self._nodes_by_count.setdefault(count, []), node)
         return count - count_before
 
-    def with_minimum(self, nodes: Iterable[str]) -> "ShapeCapacity":
+    def with_at_least_one_pod_on(self, nodes: Iterable[str]) -> "ShapeCapacity":
         """A capacity with at least one pod on each of these nodes."""
         added = dict.fromkeys((node for node in nodes if node not in self.counts), 1)
         if not added:

@@ -173,7 +173,7 @@ def quota_entries(
     return views
 
 
-def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
+def quota_entries_from_statuses(objects: Iterable[Json]) -> list[EntryView]:
     """The entries with the amounts in the statuses of the GPUQuotas, for users who may not read cards. An invalid
     GPUQuota limits nothing and is left out.
     """

@@ -69,5 +69,5 @@ def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing(
 def test_a_quota_that_cannot_be_read_limits_nothing():
     broken = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"shares": -1}]}}
     good = {"metadata": {"namespace": "a", "name": "r"}, "spec": {"hard": [{"shares": 2}]}}
-    (entry,) = totals.entries_by_status([broken, good])
+    (entry,) = totals.quota_entries_from_statuses([broken, good])
     assert (entry.quota.name, entry.entry.shares, entry.used, entry.holders) == ("r", 2, NO_CHARGE, ())

@@ -101,7 +101,7 @@ def compared(
 
 
 def test_binpack_places_pods_as_it_is_simulated(space: Space):
-    simulated = SimulatedCluster(liveworkload.read_live_workload(space.cluster.api).nodes, "binpack")
+    simulated = SimulatedCluster(liveworkload.read_cluster_for_simulation(space.cluster.api).nodes, "binpack")
     simulated_places, done = compared(space, simulated, arrivals(MANY, "binpack"))
     assert done == simulated_places
     assert len(simulated_places) == MANY
@@ -137,7 +137,7 @@ def _learned(space: Space) -> str:
 
 
 def test_scored_policies_place_pods_as_is_simulated(space: Space, learned: str):
-    simulated = SimulatedCluster(liveworkload.read_live_workload(space.cluster.api).nodes, "priced")
+    simulated = SimulatedCluster(liveworkload.read_cluster_for_simulation(space.cluster.api).nodes, "priced")
     simulated.load_workload(learned)
     simulated_places, done = compared(space, simulated, arrivals(FEW, "priced"))
     assert done == simulated_places

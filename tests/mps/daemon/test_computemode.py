@@ -72,7 +72,7 @@ def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path, enforced):
     if enforced:
         publish(home, enforced=True)
     computemode.close_cards(home, use, [uuid_of(0)])
-    assert not mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0)), "not by us"
+    assert not mpsfiles.is_left_exclusive_by_former_manager(tmp_path, uuid_of(0)), "not by us"
     assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
     assert not (home / mps.MODES_FILE).exists()
@@ -106,10 +106,10 @@ def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
     computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
     (home / mps.MODES_FILE).unlink()
-    assert mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0))
+    assert mpsfiles.is_left_exclusive_by_former_manager(tmp_path, uuid_of(0))
     assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     publish(home, enforced=False)
-    assert not mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0))
+    assert not mpsfiles.is_left_exclusive_by_former_manager(tmp_path, uuid_of(0))
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{"])
@@ -117,4 +117,4 @@ def test_former_modes_that_cannot_be_read_do_not_stop_the_check_of_a_card(tmp_pa
     home = Path(mps.card_daemon_folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
     (home / mps.MODES_FILE).write_text(content)
-    assert not mpsfiles.is_closed_by_former_manager(tmp_path, uuid_of(0))
+    assert not mpsfiles.is_left_exclusive_by_former_manager(tmp_path, uuid_of(0))

@@ -21,7 +21,8 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 NO_CARD_KIND: Final = -1  # the kind at positions where a node has no card
-NEVER_EMPTY: Final = 1 << 20  # the number of shares on a card that takes no shares: such a card never becomes empty
+# The number of shares on a card that takes no shares: such a card never becomes empty.
+CLIENTS_OF_UNSHARED_CARD: Final = 1 << 20
 _MAX_CHANGED_SLOTS: Final = 1 << 16  # changed slots that are remembered; with more, the older half is removed
 _TIE_BREAK_SEED: Final = b"cardwise"
 
@@ -35,7 +36,7 @@ class NodeArrays:
     size: total MiB of the card.
     kind: the kind of the card, see `CardKinds`; ABSENT where the node has no card.
     taints, user: the MPS taints and the user of the card, see `mpstaints`.
-    clients: how many shares must end before the card is empty; NEVER_EMPTY if the card takes no shares.
+    clients: how many shares must end before the card is empty; CLIENTS_OF_UNSHARED_CARD if the card takes no shares.
     empty: whether a request for a whole card can get the card.
     first: whether no earlier card of the node is in the same state.
     cpu, memory: free amounts of the node, in millicores and bytes; -1 in a line without a node.
@@ -117,7 +118,7 @@ class NodeTable:
                 self._vacant.append(slot)
             self._lines.cpu[slot] = self._lines.memory[slot] = -1.0
             self._lines.free[slot] = self._lines.core[slot] = 0.0
-            self._lines.clients[slot] = NEVER_EMPTY
+            self._lines.clients[slot] = CLIENTS_OF_UNSHARED_CARD
             self._lines.empty[slot] = self._lines.first[slot] = False
             self._record_change(slot)
             return
@@ -157,12 +158,17 @@ class NodeTable:
         lines = self._lines
         width = lines.free.shape[1]
         free, core, size, empty, first = [0.0] * width, [0.0] * width, [0.0] * width, [False] * width, [False] * width
-        kind, taints, user, clients = [NO_CARD_KIND] * width, [0] * width, [ANY] * width, [NEVER_EMPTY] * width
+        kind, taints, user, clients = (
+            [NO_CARD_KIND] * width,
+            [0] * width,
+            [ANY] * width,
+            [CLIENTS_OF_UNSHARED_CARD] * width,
+        )
         if node is not None:
             states = set()
             for i, card in enumerate(node.cards):
                 size[i], kind[i] = card.mem, node.kinds[i]
-                clients[i] = node.clients[i] if card.accepts_shares else NEVER_EMPTY
+                clients[i] = node.clients[i] if card.accepts_shares else CLIENTS_OF_UNSHARED_CARD
                 if not node.is_open(i) or node.free[i] <= 0:
                     continue
                 # `free_core` is negative if the setting was lowered; then no percentage is free.
@@ -219,7 +225,7 @@ def _empty_lines(length: int, width: int) -> NodeArrays:
         np.full(shape, NO_CARD_KIND, np.int64),
         np.zeros(shape, np.int64),
         np.full(shape, ANY, np.int64),
-        np.full(shape, NEVER_EMPTY, np.int64),
+        np.full(shape, CLIENTS_OF_UNSHARED_CARD, np.int64),
         np.zeros(shape, np.bool_),
         np.zeros(shape, np.bool_),
         np.full(length, -1.0),

@@ -10,7 +10,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import place_on
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
-from cardwise.core.placement.scored.nodetable import NEVER_EMPTY
+from cardwise.core.placement.scored.nodetable import CLIENTS_OF_UNSHARED_CARD
 from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.core.values.quantity import MiB
@@ -86,7 +86,7 @@ def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
     )
     assert empty > single > two > four > 0
     assert two / single == pytest.approx(single / empty)
-    assert expected_capacity(measure, [0, NEVER_EMPTY, NEVER_EMPTY]) == 0
+    assert expected_capacity(measure, [0, CLIENTS_OF_UNSHARED_CARD, CLIENTS_OF_UNSHARED_CARD]) == 0
     assert expected_capacity(measure, [0]) == 0
 
 
