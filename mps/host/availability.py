@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from cardwise.clock import Clock
 from cardwise.core.api import gpunodes, mps
+from cardwise.core.values.shellcommand import command
 from cardwise.gpus.protocol import IN_MIG_MODE, GpuCard
 from mps.host import drivers
 from mps.host.processes import ControlDaemon, Host
@@ -46,7 +47,7 @@ def describe_pods_without_mps(uuids: Sequence[str]) -> Obstacle:
     Pods that come meanwhile start without MPS, too. Where pods overlap, only an administrator can end that: to close
     the cards would leave pods pending for as long as the others run.
     """
-    commands = " and ".join(f"cardwise cordon {uuid}" for uuid in uuids)
+    commands = " and ".join(command("cardwise cordon {uuid:text}", uuid=uuid) for uuid in uuids)
     return Obstacle(
         Cause.PODS,
         "MPS can run on the GPU again, and starts when the pods that started there without MPS have ended. Pods that "

@@ -439,8 +439,9 @@ def test_a_plugin_that_is_killed_in_a_start_gives_the_pod_its_card_and_nothing_t
     uid = die_in_the_start(hand, moment, when, f"starts-{when}")
     come_back(hand)
     hand.wait(lambda: hand.starts(uid), "the container starts")
-    beside, over = hand.pod(f"beside-{when}", 1, 7138), hand.pod(f"over-{when}", 1, 1001)
+    beside = hand.pod(f"beside-{when}", 1, 7138)
     hand.wait(lambda: hand.starts(beside), "a pod beside it")
+    over = hand.pod(f"over-{when}", 1, 1001)
     hand.wait(lambda: "are still held by" in hand.events(f"over-{when}"), "a third one is told that there is no room")
     for pod, card in ((runs, 0), (uid, 1), (beside, 1)):
         lines = hand.output_of(pod).splitlines()
