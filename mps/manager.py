@@ -360,8 +360,13 @@ class MpsManager:
         return (self._node.synced and self.pods.synced) or self._was_served(unit)
 
     def _was_served(self, unit: DaemonUnit) -> bool:
-        """Whether a manager has served the unit since the machine was started."""
-        return self._is_running(unit) or mpsfiles.read_state(unit.home) is not None
+        """Whether a manager has served the unit since the machine was started.
+
+        Its daemon, a server of this daemon, or its state file shows it. A server outlives its daemon, and also the
+        folder with the state file.
+        """
+        has_processes = self._is_running(unit) or bool(self._host.servers(unit.pipe))
+        return has_processes or mpsfiles.read_state(unit.home) is not None
 
     def _has_containers_without_mps(self, unit: DaemonUnit) -> bool:
         """Whether containers that do not demand to be without MPS run without it on the unit's cards.

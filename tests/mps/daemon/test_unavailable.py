@@ -1,6 +1,7 @@
 """Where MPS cannot run: what is published, which containers start, and how a card gets its MPS back."""
 
 import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -381,6 +382,20 @@ def test_a_manager_that_comes_to_a_node_with_pods_lets_them_end_without_mps(node
         until_state(node, MpsState.OFF)
     else:
         node.wait_ready()
+
+
+def test_a_folder_that_is_removed_does_not_make_pods_with_mps_count_as_pods_without(node):
+    """The manager that loses its folder ends its daemon; the server goes on, for the pods that it serves."""
+    node.bind("pod", 0, 4096)
+    node.start()
+    node.wait_ready()
+    node.host.add("python", {}, CgroupMembership("uid-pod", CID))
+    node.crash()
+    node.daemon().kill()
+    assert node.servers()
+    shutil.rmtree(node.home())
+    node.start()
+    node.wait_ready()
 
 
 def test_foreign_processes_keep_a_card_down_as_before(node):
