@@ -7,7 +7,7 @@ from typing import Final
 
 from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import Facts, namespaced_name
-from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.cli.doctor.finding import Finding, Severity, name_pods
 from cardwise.core.api import claims, names, request
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -17,7 +17,6 @@ _OPTION: Final = "--claims"
 _PARTS: Final = ("webhook", "extender", "deviceplugin")
 _CONTROLLER: Final = "resourceclaim-controller"  # of kube-controller-manager
 _CONTROLLERS_FLAG: Final = "--controllers="
-_MAX_LISTED: Final = 3  # maximum number of pods named in one line
 _PAGE: Final = "docs/reference/claims.md"
 
 
@@ -56,8 +55,7 @@ def check_former_mode(facts: Facts) -> Iterator[Finding]:
         return
     is_single = len(pods) == 1
     text = (
-        f"{wording.pluralize(len(pods), 'pod')} "
-        f"({wording.enumerate_first([namespaced_name(pod) for pod in pods], _MAX_LISTED)}) "
+        f"{name_pods([namespaced_name(pod) for pod in pods])} "
         f"{'was' if is_single else 'were'} created in another scheduler.mode: "
         f"{'it gets' if is_single else 'they get'} no GPU"
     )

@@ -24,7 +24,7 @@ class Severity(StrEnum):
     PROBLEM = "problem"
 
 
-_MAX_LISTED = 3  # maximum number of nodes that a line names
+_MAX_LISTED = 3  # maximum number of nodes, or of pods, that a line names
 _SEVERITY_WIDTH = max(map(len, Severity))
 
 
@@ -87,6 +87,11 @@ def name_nodes(node_names: Sequence[str]) -> str:
         if len(node_names) == 1
         else f"{len(node_names)} nodes ({wording.enumerate_first(node_names, _MAX_LISTED)})"
     )
+
+
+def name_pods(pod_names: Sequence[str]) -> str:
+    """Name pods in a sentence: "1 pod (ns/a)", or "60 pods (ns/a, ns/b, ns/c and 57 more)"."""
+    return f"{wording.pluralize(len(pod_names), 'pod')} ({wording.enumerate_first(pod_names, _MAX_LISTED)})"
 
 
 def worst_severity(findings: Sequence[Finding]) -> Severity:

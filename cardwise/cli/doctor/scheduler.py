@@ -8,7 +8,7 @@ from typing import Any, Final
 from cardwise.cli.cluster import schedulers
 from cardwise.cli.doctor import claims, finding, repairs
 from cardwise.cli.doctor.facts import PENDING_SELECTOR, PROBE_POD_PREFIX, Facts, is_recent, namespaced_name
-from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.cli.doctor.finding import Finding, Severity, name_pods
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, annotations_of
@@ -17,7 +17,7 @@ from cardwise.core.values.wording import quote_unless_name
 
 _FILTERED_RESOURCES: Final = (names.GPU_MEM, names.WHOLE_GPU, names.FILTER_CALL_RESOURCE)
 _BOUND_RESOURCES: Final = (names.SHARE, names.BIND_CALL_RESOURCE)
-_MAX_LISTED: Final = 3  # maximum number of pods named in one line
+_MAX_LISTED: Final = 3  # maximum number of writers of events named in one line
 _STRANDED_SELECTOR: Final = f"spec.schedulerName={names.SCHEDULER},{PENDING_SELECTOR}"
 _EVENT_MAX_AGE: Final = timedelta(minutes=10)
 # The option with the configuration file in kube-scheduler's command line.
@@ -37,7 +37,7 @@ def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
         return
     is_single = len(pod_names) == 1
     text = (
-        f"{wording.pluralize(len(pod_names), 'pod')} ({wording.enumerate_first(pod_names, _MAX_LISTED)}) "
+        f"{name_pods(pod_names)} "
         f"wait{'s' * is_single} for the scheduler "
         f"{names.SCHEDULER}, which no longer exists: nothing places {'it' if is_single else 'them'}"
     )
@@ -90,8 +90,7 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
     if pods:
         writers = sorted({quote_unless_name(event.reporter) if event.reporter else "no name" for event in events})
         text = (
-            f"in the last 10 minutes {wording.pluralize(len(pods), 'pod')} "
-            f"({wording.enumerate_first(pods, _MAX_LISTED)}) disappeared: bound without the extender, so without a "
+            f"in the last 10 minutes {name_pods(pods)} disappeared: bound without the extender, so without a "
             "GPU, and "
             f"then deleted (Events of {wording.enumerate_first(writers, _MAX_LISTED)})"
         )

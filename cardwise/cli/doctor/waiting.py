@@ -9,7 +9,7 @@ from typing import Final
 from cardwise.cli.cluster import installation
 from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import Facts, namespaced_name
-from cardwise.cli.doctor.finding import Finding, Severity
+from cardwise.cli.doctor.finding import Finding, Severity, name_pods
 from cardwise.core.api import isolation, names, request
 from cardwise.core.api.classes import GPU_KIND
 from cardwise.core.api.isolation import Isolation, MemoryTier
@@ -19,7 +19,7 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 
-_MAX_LISTED: Final = 3  # maximum number of pods, or of reasons, named in one line
+_MAX_LISTED: Final = 3  # maximum number of reasons named in one line
 _TIERS_PAGE: Final = "docs/reference/mps-pods.md#the-annotation"
 
 
@@ -38,8 +38,7 @@ def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
         return
     is_single = len(pods) == 1
     text = (
-        f"{wording.pluralize(len(pods), 'pod')} "
-        f"({wording.enumerate_first([namespaced_name(pod) for pod in pods], _MAX_LISTED)}) "
+        f"{name_pods([namespaced_name(pod) for pod in pods])} "
         f"{'was' if is_single else 'were'} created without the webhook: "
         f"{'it waits' if is_single else 'they wait'} forever"
     )
@@ -49,8 +48,7 @@ def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
 def _report_exempt(pods: Sequence[Json]) -> Finding:
     is_single = len(pods) == 1
     text = (
-        f"{wording.pluralize(len(pods), 'pod')} "
-        f"({wording.enumerate_first([namespaced_name(pod) for pod in pods], _MAX_LISTED)}) "
+        f"{name_pods([namespaced_name(pod) for pod in pods])} "
         f"{'requests' if is_single else 'request'} GPUs in a namespace that is exempt from the webhook: "
         f"{'it waits' if is_single else 'they wait'} forever"
     )
@@ -89,8 +87,7 @@ def check_unmet_demands(facts: Facts) -> Iterator[Finding]:
     for demand, pods in pods_by_demand.items():
         is_single = len(pods) == 1
         text = (
-            f"{wording.pluralize(len(pods), 'pod')} "
-            f"({wording.enumerate_first([namespaced_name(pod) for pod in pods], _MAX_LISTED)}) "
+            f"{name_pods([namespaced_name(pod) for pod in pods])} "
             f"{'demands' if is_single else 'demand'} isolation {demand}, which no GPU has "
             f"({wording.enumerate_first([*map(wording.sanitize_message, reasons)], _MAX_LISTED)}): "
             f"{'it waits' if is_single else 'they wait'}"
