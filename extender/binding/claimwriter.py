@@ -160,7 +160,7 @@ class ClaimWriter:
                 continue
             except _LOST as error:
                 present, problem = True, str(error)
-                self._clock.sleep(min(backoff.next_delay(error.retry_after), max(0.0, deadline - self._clock.now())))
+                self._back_off(backoff, error, deadline)
             except errors.KubeError as error:
                 raise ClaimFailed(f"cannot create the ResourceClaim: {error}", is_refusal=True) from error
         raise ClaimFailed(f"cannot create the ResourceClaim in time: {problem}")
@@ -186,7 +186,7 @@ class ClaimWriter:
                 problem = str(error)
             except _LOST as error:
                 problem = str(error)
-                self._clock.sleep(min(backoff.next_delay(error.retry_after), max(0.0, deadline - self._clock.now())))
+                self._back_off(backoff, error, deadline)
             except errors.KubeError as error:
                 raise ClaimFailed(f"cannot allocate the ResourceClaim: {error}", is_refusal=True) from error
             else:
@@ -218,7 +218,7 @@ class ClaimWriter:
                 problem = str(error)
             except _LOST as error:
                 problem = str(error)
-                self._clock.sleep(min(backoff.next_delay(error.retry_after), max(0.0, deadline - self._clock.now())))
+                self._back_off(backoff, error, deadline)
             except errors.KubeError as error:
                 raise ClaimFailed(f"cannot change the pod: {error}", is_refusal=True) from error
             else:
@@ -278,6 +278,10 @@ class ClaimWriter:
             return encode()
         except InvalidRequest as error:
             raise ClaimFailed(str(error), is_refusal=True) from error
+
+    def _back_off(self, backoff: Backoff, error: errors.KubeError, deadline: float) -> None:
+        """Sleep before the next attempt, at most until the deadline."""
+        self._clock.sleep(min(backoff.next_delay(error.retry_after), max(0.0, deadline - self._clock.now())))
 
     def _patch(self, epoch: int, path: str, body: Json, kind: PatchKind = "merge", manager: str | None = None) -> Json:
         return self._send(epoch, lambda seconds: self._client.patch(path, body, kind, manager, timeout=seconds))
