@@ -161,7 +161,8 @@ def test_change_of_the_mode_and_back_with_a_running_pod(cluster: Cluster, space:
     with pytest.raises(errors.Forbidden, match=r"claims\.cardwise\.dev"):
         _as_editor(space, claim["metadata"]["name"])
     cluster.chart.upgrade({"scheduler": {"mode": "claims"}})
-    space.create(workload("second", whole_gpu=1))
+    # A replica of the webhook that ends still serves connections of the API server, in the mode of before.
+    space.wait(lambda: _is_admitted(space, workload("second", whole_gpu=1)), "the webhook runs in the new mode")
     space.running("second")
     space.create(workload("third", gpu_mem=100))
     space.wait(lambda: "GPU" in _events(space, "third"), "no GPU is left")
@@ -170,6 +171,17 @@ def test_change_of_the_mode_and_back_with_a_running_pod(cluster: Cluster, space:
     assert claim["metadata"]["uid"] in {listed["metadata"]["uid"] for listed in claims_of(space)}
     used = [assigned(space.get(name)).shares()[0].uuid for name in ("stays", "second")]
     assert len(set(used)) == 2
+
+
+def _is_admitted(space: Space, pod: Json) -> bool:
+    """Create the pod. False while a webhook of another mode leaves it without its gate."""
+    try:
+        space.create(pod)
+    except errors.Invalid as error:
+        if "still runs in another scheduler.mode" not in str(error):
+            raise
+        return False
+    return True
 
 
 def _as_editor(space: Space, claim: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from cardwise.core.api import classes, names
+from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, wait_for
@@ -131,7 +132,8 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.copy(cluster.kubeconfig, kubeconfig)
     environment = os.environ | cluster.environment() | {"KUBECONFIG": str(kubeconfig)}
     resources = cluster.api.get(paths.extendedresources())["items"]
-    card = next(entry for entry in resources if entry["spec"]["kind"] == classes.GPU_KIND)
+    # Pages also name GPU 0 of n1, as `n1/0`.
+    card = next(entry for entry in resources if _is_gpu(entry, "n1", 1))
     # What a page has the reader write lies beside the checkout, not in it.
     for part in ROOT.iterdir():
         (folder / part.name).symlink_to(part)
@@ -158,6 +160,11 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         cluster.api.patch(paths.extendedresources(entry["metadata"]["name"]), {"spec": dict.fromkeys(MARKS)})
     for entry in (space, *others):
         entry.wait(lambda entry=entry: not entry.pods(), "its pods are gone")
+
+
+def _is_gpu(resource: Json, node: str, index: int) -> bool:
+    spec = resource["spec"]
+    return (spec["kind"], spec["node"], spec["index"]) == (classes.GPU_KIND, node, index)
 
 
 class Shell:
