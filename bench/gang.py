@@ -12,7 +12,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangplan import PlanConstraints, Planned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
@@ -89,9 +89,9 @@ def run(nodes: int, pods: int, members: int, runs: int) -> list[Row]:
         seconds = []
         for _ in range(runs):
             ledger.index()
-            terms = Terms(policy="binpack", offers=offers)
+            constraints = PlanConstraints(policy="binpack", offers=offers)
             start = time.thread_time()  # CPU time: other processes do not count
-            outcome = gangplan.plan(ledger, free_loads, gang, terms)
+            outcome = gangplan.plan(ledger, free_loads, gang, constraints)
             seconds.append(time.thread_time() - start)
             if not isinstance(outcome, Planned):
                 raise TypeError(outcome)

@@ -18,7 +18,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.core.api.names import MPS_UNAVAILABLE
 from cardwise.gpus import mpsfiles
-from cardwise.gpus.protocol import HEALTHY, CardUse, GpuCard, Gpus
+from cardwise.gpus.protocol import HEALTHY, CardControl, GpuCard, Gpus
 from cardwise.gpus.selection import NonMigGpus
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
@@ -120,7 +120,7 @@ class MpsManager:
         settings: ManagerSettings,
         client: KubeClient,
         gpus: Gpus,
-        card_use: CardUse,
+        card_control: CardControl,
         *,
         host: Host = LOCAL,
         clock: Clock = BOOT,
@@ -129,7 +129,7 @@ class MpsManager:
         self._client = client
         self._all_gpus = gpus
         self._gpus = NonMigGpus(gpus)
-        self._card_use = card_use
+        self._card_control = card_control
         self._host = host
         self._clock = clock
         self._stopped = False
@@ -178,7 +178,7 @@ class MpsManager:
                 client,
                 node=settings.node,
                 gpus=self._gpus,
-                use=card_use,
+                card_control=card_control,
                 pods=self.pods,
                 foreign_processes=lambda: {
                     process for daemon in self.daemons() for process in daemon.foreign_processes
@@ -456,7 +456,7 @@ class MpsManager:
             DaemonSettings(
                 control=settings.control, pace=settings.pace, exclusive=settings.exclusive, cgroup=settings.cgroup
             ),
-            self._card_use,
+            self._card_control,
             capabilities=capabilities,
             driver=driver,
             on_change=self._publication.wake,
@@ -583,7 +583,7 @@ class MpsManager:
             uuids = self._list_served_uuids(home)
             try:
                 problems = computemode.reopen_cards(
-                    home, self._card_use, uuids
+                    home, self._card_control, uuids
                 )  # reads the state file if the saved modes are lost
             finally:
                 directories.withdraw_files(home)

@@ -59,7 +59,7 @@ _COMPUTE_MODES = {
 
 
 class NvmlGpus:
-    """`Gpus` and `CardUse` of this machine, read by NVML."""
+    """`Gpus` and `CardControl` of this machine, read by NVML."""
 
     def __init__(
         self,

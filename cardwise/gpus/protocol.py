@@ -92,7 +92,7 @@ class CardAbsent(CardError):
     """The card is not on this machine (any more)."""
 
 
-class CardUse(Protocol):
+class CardControl(Protocol):
     """The processes on cards and the cards' compute modes, which the MPS manager needs besides `Gpus`. Thread-safe.
 
     Cards are named by UUID. All methods raise CardError.

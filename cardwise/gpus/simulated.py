@@ -143,7 +143,7 @@ def _inventory(entries: list[_CardEntry], source: str) -> CardsAndHealth:
 
 
 class SimulatedGpus:
-    """`Gpus` and `CardUse` of one file. Notices a change within a fifth of a second while a thread waits."""
+    """`Gpus` and `CardControl` of one file. Notices a change within a fifth of a second while a thread waits."""
 
     def __init__(self, path: Path, *, clock: Clock = SYSTEM) -> None:
         """Read the cards. Raises GpusUnavailable if the file cannot be read."""

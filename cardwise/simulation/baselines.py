@@ -9,7 +9,7 @@ from cardwise.core.placement.scored.candidates import chosen_cards, used_mib
 from cardwise.core.placement.scored.engine import SCORINGS, MakeScoring
 from cardwise.core.placement.scored.nodetable import NO_CARD_KIND, Bools, Floats, NodeArrays
 from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 _MAX_SCORE: Final = 100
 _LARGEST_NODE_CPU: Final = 128_000.0  # millicores of the largest node of the trace
@@ -44,7 +44,7 @@ class BestFit:
         """False: scores never depend on prices."""
         return False
 
-    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:  # noqa: ARG002
+    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: RequestShape, usable_cards: Bools) -> Scores:  # noqa: ARG002
         """Score each node by its free CPU and cards after placement: the less is free, the higher is the score."""
         request_size = shape.request_size
         chosen = chosen_cards(nodes, shape, usable_cards)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, group_by_shape
-from cardwise.core.gangs.gangplan import Pace, Planned, Terms, Unplanned
+from cardwise.core.gangs.gangplan import Pace, PlanConstraints, Planned, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
 from cardwise.core.placement.nodestate import NodeState
@@ -208,8 +208,8 @@ class _CardSearch:
         """A plan on the cards of the copy."""
         headroom = self._snapshot.headroom(self._gang.namespace)
         self._by_quota = bool(headroom)
-        terms = Terms(policy=policy, headroom=headroom, offers=self._gang.offers, vacant=self._vacant)
-        return gangplan.plan(self._copy, self._free, self._gang.members, terms, self._pace)
+        constraints = PlanConstraints(policy=policy, headroom=headroom, offers=self._gang.offers, vacant=self._vacant)
+        return gangplan.plan(self._copy, self._free, self._gang.members, constraints, self._pace)
 
     def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity:
         shape = MemberShape(request, load)

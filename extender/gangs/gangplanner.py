@@ -18,7 +18,7 @@ from cardwise.core.gangs.capacity import (
     count_at_least_as_demanding,
     group_by_shape,
 )
-from cardwise.core.gangs.gangplan import Pace, Planned, Terms, Unplanned
+from cardwise.core.gangs.gangplan import Pace, PlanConstraints, Planned, Unplanned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.placement import fitting
 from extender.cache.clusterview import ClusterView
@@ -98,8 +98,8 @@ class GangPlanner:
         last_nodes = {*reserved, *(nominated_nodes if len(nominated_nodes) > MAX_RESERVED_NODES else ())}
         if last_nodes:  # as `Placing.place` does
             with self._nominated.count_reserved(own_uids, priority, nominated_nodes - last_nodes, pace):
-                terms = self._make_terms(gang, members, without, without_cards=last_nodes)
-                outcome = self._plan(members, terms, pace)
+                constraints = self._make_terms(gang, members, without, without_cards=last_nodes)
+                outcome = self._plan(members, constraints, pace)
             if isinstance(outcome, Planned):
                 return outcome
             nominated_nodes = self._nodes_for_any(members, nominated_nodes)
@@ -120,10 +120,12 @@ class GangPlanner:
         if self.find_unplaceable_member(members) is not None:
             return None
         counted, left_out = self._split_reserved(members, self._gang_reserved_nodes(gang))
-        terms = self._make_terms(gang, members, without_cards=left_out)
-        offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *more_nodes}}
+        constraints = self._make_terms(gang, members, without_cards=left_out)
+        offers = {**constraints.offers, shape: {*constraints.offers.get(shape, ()), *more_nodes}}
         with self._cluster.gang_cards.count_reserved(counted):
-            outcome = gangplan.plan(self._cluster.ledger, self._cluster.loads, members, replace(terms, offers=offers))
+            outcome = gangplan.plan(
+                self._cluster.ledger, self._cluster.loads, members, replace(constraints, offers=offers)
+            )
         return outcome if isinstance(outcome, Planned) else None
 
     def _gang_reserved_nodes(self, gang: GangToPlan) -> set[str]:
@@ -140,7 +142,7 @@ class GangPlanner:
         reserved = self._nodes_for_any(members, reserved) if reserved else reserved
         return (reserved, set()) if len(reserved) <= MAX_RESERVED_NODES else (set(), reserved)
 
-    def _plan(self, members: Sequence[Member], terms: Terms, pace: Pace) -> Planned | Unplanned:
+    def _plan(self, members: Sequence[Member], constraints: PlanConstraints, pace: Pace) -> Planned | Unplanned:
         """A plan. If possible, nominated members get the nodes that kube-scheduler has nominated for them.
 
         kube-scheduler offers a nominated member only its nominated node. When it schedules other pods, it treats the
@@ -149,19 +151,19 @@ class GangPlanner:
         offers_by_shape, planned = dict[str, frozenset[str]](), list[Member]()
         for member in members:
             node = self._cluster.nominations.nominated_node(member.uid)
-            if node and (member.shape, node) not in terms.avoided:
+            if node and (member.shape, node) not in constraints.avoided:
                 shape = f"{member.shape}@{node}"
                 offers_by_shape[shape] = frozenset({node})
                 planned.append(replace(member, shape=shape))
             else:
                 planned.append(member)
         if offers_by_shape:
-            offers = {**terms.offers, **offers_by_shape}
-            terms_with_names = replace(terms, offers=offers)
+            offers = {**constraints.offers, **offers_by_shape}
+            terms_with_names = replace(constraints, offers=offers)
             outcome = gangplan.plan(self._cluster.ledger, self._cluster.loads, planned, terms_with_names, pace)
             if isinstance(outcome, Planned):
                 return outcome
-        return gangplan.plan(self._cluster.ledger, self._cluster.loads, members, terms, pace)
+        return gangplan.plan(self._cluster.ledger, self._cluster.loads, members, constraints, pace)
 
     def _nodes_for_any(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
         """The given nodes on which at least one of the members fits."""
@@ -175,8 +177,8 @@ class GangPlanner:
         without: Collection[str] = (),
         *,
         without_cards: Collection[str] = (),
-    ) -> Terms:
-        """The terms of a plan of these members.
+    ) -> PlanConstraints:
+        """The constraints of a plan of these members.
 
         without: nodes on which no member may be placed.
         without_cards: nodes on which no member with cards may be placed.
@@ -192,7 +194,7 @@ class GangPlanner:
             counts = Counter(node for uid, node in peer_nodes.items() if uid not in uids)
             return NodeFacts(self._cluster.loads, counts)
 
-        return Terms(
+        return PlanConstraints(
             policy=self._policy,
             headroom=self._cluster.headroom(gang.namespace),
             offers=gang.offers,

@@ -25,7 +25,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, ScoredNodes, Unplaceable
 from cardwise.core.placement.searching import SearchTooLong
-from cardwise.kube.pods.nodeconstraints import NodeLabels, NodePreferences
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints, NodePreferences
 from extender.cache.cache import Cache, update_index
 from extender.cache.nodeload import NodeLoads
 from extender.cache.pacing import Pace, pause_seconds
@@ -116,7 +116,7 @@ class _NodeSearch(NamedTuple):
     """
 
     pod: WaitingPod
-    open_nodes: Mapping[str, NodeLabels]
+    open_nodes: Mapping[str, NodeLabelsAndTaints]
     feasible: Collection[str] | None
     loads: NodeLoads
     leader_changes: int
@@ -168,7 +168,7 @@ class Nominator:
 
     # Objects of the API server. The caller holds the lock.
 
-    def set_node(self, name: str, labels: NodeLabels | None) -> None:
+    def set_node(self, name: str, labels: NodeLabelsAndTaints | None) -> None:
         """Update the node; None: the node is gone, or takes no pods."""
         if labels is None:
             self._feasible_nodes.remove_node(name)

@@ -16,7 +16,7 @@ import msgspec
 
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabelsAndTaints
 
 # Maximum number of different constraints whose nodes are remembered; all pods of a workload have the same constraints.
 _MAX_REMEMBERED: Final = 256
@@ -44,13 +44,13 @@ class FeasibleNodes:
     """All open nodes. The feasible nodes for a key are remembered, and updated when nodes change."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, NodeLabels] = {}
+        self._nodes: dict[str, NodeLabelsAndTaints] = {}
         self._nodes_by_key: dict[bytes, set[str]] = {}  # by key, the least recently used first
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def set_node(self, name: str, labels: NodeLabels) -> None:
+    def set_node(self, name: str, labels: NodeLabelsAndTaints) -> None:
         """Update the node."""
         if self._nodes.get(name) == labels:
             return
@@ -66,7 +66,7 @@ class FeasibleNodes:
         for allowed in self._nodes_by_key.values():
             allowed.discard(name)
 
-    def open_nodes(self) -> Mapping[str, NodeLabels]:
+    def open_nodes(self) -> Mapping[str, NodeLabelsAndTaints]:
         """A copy of the open nodes and their labels and taints."""
         return self._nodes.copy()
 
@@ -80,7 +80,9 @@ class FeasibleNodes:
             self._nodes_by_key[key] = nodes
         return nodes
 
-    def record_search(self, key: bytes, searched: Mapping[str, NodeLabels], feasible: Collection[str]) -> set[str]:
+    def record_search(
+        self, key: bytes, searched: Mapping[str, NodeLabelsAndTaints], feasible: Collection[str]
+    ) -> set[str]:
         """Remember the result of a search, updated to the present nodes. Returns the nodes that are feasible now.
 
         searched, feasible: the input and the result of `search`.
@@ -100,7 +102,7 @@ class FeasibleNodes:
         return nodes
 
 
-def search(key: bytes, nodes: Mapping[str, NodeLabels], pause: Callable[[], object]) -> set[str]:
+def search(key: bytes, nodes: Mapping[str, NodeLabelsAndTaints], pause: Callable[[], object]) -> set[str]:
     """The nodes that are feasible for a pod with these constraints.
 
     nodes: all open nodes.

@@ -10,7 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.kube.objects import nodes
 from cardwise.kube.pods import loads
-from cardwise.kube.pods.nodeconstraints import HARD_TAINT_EFFECTS, NodeLabels, Taint
+from cardwise.kube.pods.nodeconstraints import HARD_TAINT_EFFECTS, NodeLabelsAndTaints, Taint
 from extender.records.podref import PodRef
 
 
@@ -55,7 +55,7 @@ class NodeRecord(NamedTuple):
     allocatable: Load | None = None
     schedulable: bool = True
     offers_shares: bool = True
-    node_labels: NodeLabels = NodeLabels()
+    node_labels: NodeLabelsAndTaints = NodeLabelsAndTaints()
 
 
 def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
@@ -70,5 +70,5 @@ def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
     )
     load = loads.load_of_node(allocatable) if allocatable is not None else None
     offers = allocatable is None or allocatable.get(names.SHARE) != "0"
-    record = NodeRecord(load, not node.spec.unschedulable, offers, NodeLabels(labels, taints))
+    record = NodeRecord(load, not node.spec.unschedulable, offers, NodeLabelsAndTaints(labels, taints))
     return intern(node.metadata.name), record

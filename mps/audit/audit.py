@@ -14,7 +14,7 @@ import structlog
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus.protocol import CardError, CardUse, GpuCard, GpuProcess, Gpus
+from cardwise.gpus.protocol import CardControl, CardError, GpuCard, GpuProcess, Gpus
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.watch.nodepods import NodePods
@@ -71,7 +71,7 @@ class Audit:
         *,
         node: str,
         gpus: Gpus,
-        use: CardUse,
+        card_control: CardControl,
         pods: NodePods[PodView],
         foreign_processes: Callable[[], Collection[tuple[str, int]]] = frozenset,
         host: Host = LOCAL,
@@ -80,7 +80,7 @@ class Audit:
         self._settings = settings
         self._node = node
         self._gpus = gpus
-        self._use = use
+        self._card_control = card_control
         self._pods = pods
         self._foreign_processes = foreign_processes
         self._host = host
@@ -117,7 +117,7 @@ class Audit:
         unreadable_cards: set[str] = set()
         for card in cards:
             try:
-                card_processes += [(card.uuid, process) for process in self._use.processes(card.uuid)]
+                card_processes += [(card.uuid, process) for process in self._card_control.processes(card.uuid)]
             except CardError as error:
                 unreadable_cards.add(card.uuid)
                 metrics.AUDIT_FAILURES.labels(card.uuid).inc()

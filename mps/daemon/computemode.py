@@ -22,18 +22,18 @@ import structlog
 from cardwise.core.api import mps
 from cardwise.core.values.wording import sanitize_message
 from cardwise.gpus import mpsfiles
-from cardwise.gpus.protocol import CardAbsent, CardError, CardUse, ComputeMode
+from cardwise.gpus.protocol import CardAbsent, CardControl, CardError, ComputeMode
 from cardwise.runtime import replacing
 
 _log = structlog.get_logger(__name__)
 
 
-def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
+def close_cards(home: Path, card_control: CardControl, uuids: Iterable[str]) -> None:
     """Close the cards that answer. Idempotent.
 
     Raises CardError if all cards are silent, or if closing a card fails although the card answers. Raises OSError.
     """
-    modes = _read_modes_by_uuid(use, uuids)
+    modes = _read_modes_by_uuid(card_control, uuids)
     saved_modes = _load_saved_modes_by_uuid(home)
     if saved_modes is None:
         saved_modes = _default_former_modes_by_uuid(home, modes)
@@ -47,16 +47,16 @@ def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
         if saved_modes.get(uuid) is not mode:
             saved_modes[uuid] = mode
             _save_modes(home, saved_modes)
-        use.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
+        card_control.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
         _log.info("closed a GPU to processes without MPS", card=uuid, mode_before=str(mode))
 
 
-def are_closed(use: CardUse, uuids: Iterable[str]) -> bool:
+def are_closed(card_control: CardControl, uuids: Iterable[str]) -> bool:
     """Whether all cards that answer are closed. Raises CardError if no card answers."""
-    return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _read_modes_by_uuid(use, uuids).values())
+    return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _read_modes_by_uuid(card_control, uuids).values())
 
 
-def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
+def reopen_cards(home: Path, card_control: CardControl, uuids: Iterable[str]) -> list[str]:
     """Restore the former modes of cards. Returns why some modes could not be restored, one line each. Raises OSError.
 
     uuids: the cards of the daemon; if the saved modes cannot be read, these cards are opened.
@@ -68,8 +68,10 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     saved_modes = _load_saved_modes_by_uuid(home)
     try:
         if saved_modes is None:
-            saved_modes = _default_former_modes_by_uuid(home, _read_modes_by_uuid(use, uuids, ignore_absent=True))
-        present_modes = _read_modes_by_uuid(use, saved_modes, ignore_absent=True)
+            saved_modes = _default_former_modes_by_uuid(
+                home, _read_modes_by_uuid(card_control, uuids, ignore_absent=True)
+            )
+        present_modes = _read_modes_by_uuid(card_control, saved_modes, ignore_absent=True)
     except CardError as error:
         return [f"GPUs stay closed: {error}"]
     remaining_modes = {uuid: mode for uuid, mode in saved_modes.items() if uuid not in present_modes}
@@ -79,7 +81,7 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
         if mode is present_modes[uuid]:
             continue
         try:
-            use.set_compute_mode(uuid, mode)
+            card_control.set_compute_mode(uuid, mode)
         except CardError as error:
             remaining_modes[uuid] = mode
             problems.append(f"card {uuid} stays closed: {error}")
@@ -89,7 +91,9 @@ def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     return problems
 
 
-def _read_modes_by_uuid(use: CardUse, uuids: Iterable[str], *, ignore_absent: bool = False) -> dict[str, ComputeMode]:
+def _read_modes_by_uuid(
+    card_control: CardControl, uuids: Iterable[str], *, ignore_absent: bool = False
+) -> dict[str, ComputeMode]:
     """Read the compute modes of the cards that answer, by UUID. Raises CardError if no card answers.
 
     ignore_absent: whether absent cards are skipped. Then nothing is raised if all cards are absent.
@@ -98,7 +102,7 @@ def _read_modes_by_uuid(use: CardUse, uuids: Iterable[str], *, ignore_absent: bo
     failures = []
     for uuid in uuids:
         try:
-            modes[uuid] = use.compute_mode(uuid)
+            modes[uuid] = card_control.compute_mode(uuid)
         except CardError as error:
             if not (ignore_absent and isinstance(error, CardAbsent)):
                 failures.append(str(error))

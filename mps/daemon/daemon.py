@@ -17,7 +17,7 @@ from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.wording import quote_text
-from cardwise.gpus.protocol import CardError, CardUse
+from cardwise.gpus.protocol import CardControl, CardError
 from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.daemon import computemode, directories, machine, units
@@ -68,7 +68,7 @@ class Daemon:
         self,
         unit: DaemonUnit,
         settings: DaemonSettings,
-        use: CardUse,
+        card_control: CardControl,
         *,
         capabilities: MpsCapabilities,
         driver: str,
@@ -81,7 +81,7 @@ class Daemon:
         self.unit = unit
         self._settings = settings
         self._pace = settings.pace
-        self._use = use
+        self._card_control = card_control
         self._capabilities = capabilities
         self._driver = driver
         self._on_change = on_change
@@ -101,8 +101,8 @@ class Daemon:
         self._output = DaemonOutput(unit.home / mps.LOG_FOLDER, unit.name)
         self._probes = 0
         self._servers = Servers(self._control, host, clock, has_status_command=capabilities.server_status)
-        self._sweeper = OrphanedServerSweeper(unit, use, settings.pace.orphan_grace, host, clock)
-        self._foreign_processes = ForeignProcesses(unit, use, host, describe_process, clock)
+        self._sweeper = OrphanedServerSweeper(unit, card_control, settings.pace.orphan_grace, host, clock)
+        self._foreign_processes = ForeignProcesses(unit, card_control, host, describe_process, clock)
         self._checked_at = 0.0
         self._state_written_at = -math.inf  # time of the last write of the state file
         self._status = self._make_status(self._clock.wall().timestamp())
@@ -401,7 +401,7 @@ class Daemon:
             )
         if change := self._ceilings.change_reason():
             return change
-        if self._settings.exclusive and not computemode.are_closed(self._use, self.unit.uuids):
+        if self._settings.exclusive and not computemode.are_closed(self._card_control, self.unit.uuids):
             return "the GPU's compute mode was changed"
         return None
 
@@ -429,7 +429,7 @@ class Daemon:
         return ActResult(Outcome.FAILED, "the daemon does not end when killed")
 
     def _release(self) -> ActResult:
-        problems = computemode.reopen_cards(self.unit.home, self._use, self.unit.uuids)
+        problems = computemode.reopen_cards(self.unit.home, self._card_control, self.unit.uuids)
         self._enforced = False
         if problems:
             return ActResult(Outcome.FAILED, "; ".join(problems))
@@ -452,7 +452,7 @@ class Daemon:
     def _close_cards(self) -> None:
         self._note.unlink(missing_ok=True)
         if self._settings.exclusive:
-            computemode.close_cards(self.unit.home, self._use, self.unit.uuids)
+            computemode.close_cards(self.unit.home, self._card_control, self.unit.uuids)
         self._enforced = self._settings.exclusive
 
     def _apply_ceilings(self) -> None:

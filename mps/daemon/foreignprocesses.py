@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 
 from cardwise.clock import Clock
-from cardwise.gpus.protocol import CardUse
+from cardwise.gpus.protocol import CardControl
 from mps.daemon.machine import ActResult, Outcome
 from mps.daemon.units import DaemonUnit
 from mps.host.control import Client
@@ -33,11 +33,16 @@ class ForeignProcesses:
     """The foreign processes on one unit's cards. Not thread-safe; `processes` may be read by any thread."""
 
     def __init__(
-        self, unit: DaemonUnit, use: CardUse, host: Host, describe_process: Callable[[int], str], clock: Clock
+        self,
+        unit: DaemonUnit,
+        card_control: CardControl,
+        host: Host,
+        describe_process: Callable[[int], str],
+        clock: Clock,
     ) -> None:
         self._clock = clock
         self._unit = unit
-        self._use = use
+        self._card_control = card_control
         self._host = host
         self._describe_process = describe_process
         self._former_clients: set[int] = set()  # clients of the last server
@@ -52,7 +57,7 @@ class ForeignProcesses:
         now, client_pids, running_pids = (
             self._clock.now(),
             set(client_pids),
-            {pid for _, pid in self._unit.processes(self._use)},
+            {pid for _, pid in self._unit.processes(self._card_control)},
         )
         self._former_clients = (self._former_clients | client_pids) & running_pids
         self._last_client_time = {
@@ -62,7 +67,7 @@ class ForeignProcesses:
     def set_all_as_clients(self) -> None:
         """Treat all processes on the closed cards as clients, since an orphaned server still runs."""
         now = self._clock.now()
-        self._former_clients = {pid for _, pid in self._unit.processes(self._use)}
+        self._former_clients = {pid for _, pid in self._unit.processes(self._card_control)}
         self._last_client_time = {pid: self._last_client_time.get(pid, now) for pid in self._former_clients}
 
     def mark_start_tried(self) -> None:
@@ -77,7 +82,9 @@ class ForeignProcesses:
         """The result to report if processes prevent the start of a daemon; None if no process does."""
         if self._start_tried:
             self._former_clients.clear()
-        return self._build_blocker_result(self._unit.processes(self._use) - self._pair_with_cards(self._former_clients))
+        return self._build_blocker_result(
+            self._unit.processes(self._card_control) - self._pair_with_cards(self._former_clients)
+        )
 
     def server_block_result(self, clients: Callable[[], Iterable[Client]]) -> ActResult | None:
         """The result to report if processes keep an MPS server from opening the cards; None if no process does.
@@ -87,7 +94,7 @@ class ForeignProcesses:
         clients: returns the clients of the server, if it runs.
         """
         # List processes before clients: a process becomes a client before it uses the card through MPS.
-        processes = self._unit.processes(self._use)
+        processes = self._unit.processes(self._card_control)
         server_pids = {server.pid for server in self._host.servers(self._unit.pipe)}
         return self._build_blocker_result(
             processes

@@ -10,7 +10,7 @@ import signal
 import structlog
 
 from cardwise.clock import Clock
-from cardwise.gpus.protocol import CardUse
+from cardwise.gpus.protocol import CardControl
 from mps.daemon.machine import OK_RESULT, ActResult, Outcome
 from mps.daemon.units import DaemonUnit
 from mps.host.processes import Host
@@ -26,9 +26,9 @@ class OrphanedServerSweeper:
     grace: seconds that the clients of a server without a daemon get to end.
     """
 
-    def __init__(self, unit: DaemonUnit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
+    def __init__(self, unit: DaemonUnit, card_control: CardControl, grace: float, host: Host, clock: Clock) -> None:
         self._unit = unit
-        self._use = use
+        self._card_control = card_control
         self._grace = grace
         self._host = host
         self._clock = clock
@@ -48,7 +48,7 @@ class OrphanedServerSweeper:
         now = self._clock.now()
         self._orphaned_since = orphaned_since = self._orphaned_since or now
         if now - orphaned_since < self._grace:
-            clients = {pid for _, pid in self._unit.processes(self._use)} - {orphan.pid for orphan in orphans}
+            clients = {pid for _, pid in self._unit.processes(self._card_control)} - {orphan.pid for orphan in orphans}
             if clients:
                 reason = f"an orphaned MPS server still has {len(clients)} clients; waiting for them to exit"
                 return ActResult(Outcome.BUSY, reason)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cardwise.core.api import mps
 from cardwise.core.api.mps import DaemonScope
-from cardwise.gpus.protocol import CardError, CardUse, GpuCard
+from cardwise.gpus.protocol import CardControl, CardError, GpuCard
 
 _DROPPED_PREFIXES = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
 _MPS_PREFIX = "CUDA_MPS_"
@@ -34,12 +34,12 @@ class DaemonUnit:
     def pipe(self) -> Path:
         return self.home / mps.PIPE_FOLDER
 
-    def processes(self, use: CardUse) -> set[tuple[str, int]]:
+    def processes(self, card_control: CardControl) -> set[tuple[str, int]]:
         """Card and PID of each process on the unit's cards. Cards that cannot list their processes are skipped."""
         processes: set[tuple[str, int]] = set()
         for uuid in self.uuids:
             with suppress(CardError):
-                processes |= {(uuid, process.pid) for process in use.processes(uuid)}
+                processes |= {(uuid, process.pid) for process in card_control.processes(uuid)}
         return processes
 
 

@@ -16,7 +16,7 @@ from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.placement.holding import Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings
 from extender.cache.reservations import KnownBinding, Phase, Timeouts
@@ -119,7 +119,7 @@ class NodeSpec:
 
 
 def _node_record(spec: NodeSpec) -> NodeRecord:
-    return NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500), node_labels=NodeLabels(spec.labels))
+    return NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500), node_labels=NodeLabelsAndTaints(spec.labels))
 
 
 class World:

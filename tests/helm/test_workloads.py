@@ -18,7 +18,7 @@ import webhook.__main__ as webhook_part
 from cardwise.core.api import gpunodes, mps, names, policies, schedulerconfig
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 from deviceplugin.grants.mpswait import HasManager
 from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, documents, get_object, template, text
 
@@ -506,12 +506,12 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
         spec = workloads(render(*sets))[f"cardwise-{part}"]
         constraints = nodeconstraints.constraints_of(spec)
         linux = {"kubernetes.io/os": "linux"}
-        assert not constraints.admits("n1", NodeLabels(linux))
+        assert not constraints.admits("n1", NodeLabelsAndTaints(linux))
         for of_gpu in labels:
             for stable in staying:
-                assert constraints.admits("n1", NodeLabels(linux | of_gpu | stable)), (of_gpu, stable)
+                assert constraints.admits("n1", NodeLabelsAndTaints(linux | of_gpu | stable)), (of_gpu, stable)
             for key, label in gpunodes.UPGRADE_LABELS.items():
-                assert not constraints.admits("n1", NodeLabels(linux | of_gpu | {key: label})), (of_gpu, key)
+                assert not constraints.admits("n1", NodeLabelsAndTaints(linux | of_gpu | {key: label})), (of_gpu, key)
         (terms,) = [spec["affinity"]["nodeAffinity"][nodeconstraints.REQUIRED_AFFINITY_FIELD]["nodeSelectorTerms"]]
         assert len(terms) == len(labels), "no label more than doctor knows"
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 from cardwise.core.api import names
 from cardwise.core.api.request import Load
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 from extender.cache import commit
 from extender.cache.nominations import LOWEST_PRIORITY
 from extender.gangs.gangplaces import GangPlaces, PlanRequest
@@ -27,7 +27,7 @@ CPU = 4
 
 
 def _set_node(world: World, node: str, cpu: int = CPU, **changes: bool) -> None:
-    labels = NodeLabels({"zone": node})
+    labels = NodeLabelsAndTaints({"zone": node})
     world.state.set_node(node, NodeRecord(Load(cpu * 1000, 512 * GIB, 500), node_labels=labels, **changes))
 
 

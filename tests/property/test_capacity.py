@@ -16,7 +16,7 @@ from cardwise.core.gangs.capacity import (
     count_at_least_as_demanding,
     group_by_shape,
 )
-from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangplan import PlanConstraints, Planned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
@@ -167,14 +167,14 @@ def test_no_plan_finds_places_for_more(steps, shape_name, cpu, count):
     members = [
         Member(uid=f"m{i}", name=f"m{i}", shape="s", request=shape.request, load=shape.load) for i in range(count)
     ]
-    terms = Terms(policy="binpack")
-    planned = gangplan.plan(world.ledger, world.loads, members, terms)
+    constraints = PlanConstraints(policy="binpack")
+    planned = gangplan.plan(world.ledger, world.loads, members, constraints)
     if not isinstance(planned, Planned):
         return
     assert count <= total
     assert set(planned.nodes.values()) <= there.keys()
     replanned = gangplan.plan(
-        world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: ShapeCapacity(there))
+        world.ledger, world.loads, members, PlanConstraints(policy="binpack", vacant=lambda *_: ShapeCapacity(there))
     )
     assert replanned == planned  # a planner with these capacities makes the same plan
 
@@ -191,7 +191,7 @@ def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, 
         )
         for i, (shape_name, cpu) in enumerate(wanted)
     ]
-    planned = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack"))
+    planned = gangplan.plan(world.ledger, world.loads, members, PlanConstraints(policy="binpack"))
     if isinstance(planned, Planned):
         capacities = Capacities(world.ledger, world.loads)
         for shape, count in count_at_least_as_demanding(group_by_shape(members)).items():

@@ -12,7 +12,7 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.placement.scored.cardarrays import CardArrays, RequestArrays
 from cardwise.core.placement.scored.nodetable import NodeTable
-from cardwise.core.placement.scored.shapes import Shape, make_request_size
+from cardwise.core.placement.scored.shapes import RequestShape, make_request_size
 from tests.examples import examples
 
 CARD, NOW = 20, 50  # MiB of a card, and percent of its SMs that may be reserved now
@@ -55,7 +55,8 @@ def test_a_card_serves_a_shape_if_a_pod_can_be_placed_there(requests, held):
     for state in filled(held).nodes():
         nodes.set_node(state.name, state, Load(0, 0, 99))
     shapes = [
-        Shape(make_request_size(pod_request, fitting.card_requests(pod_request), LOAD)) for pod_request in requests
+        RequestShape(make_request_size(pod_request, fitting.card_requests(pod_request), LOAD))
+        for pod_request in requests
     ]
     lines, table = nodes.lines, RequestArrays(shapes)
     at = list(nodes.slots.values())

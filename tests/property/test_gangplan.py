@@ -11,7 +11,7 @@ from cardwise.core.api import request
 from cardwise.core.api.quotas import QuotaEntry, headroom
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.gangplan import Planned, Terms
+from cardwise.core.gangs.gangplan import PlanConstraints, Planned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import Holding
@@ -120,12 +120,12 @@ def picture(ledger):
 def test_what_is_planned_is_right_and_leaves_no_trace(nodes, shapes_of, busy, avoided, offered):
     ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
     before = picture(ledger)
-    terms = Terms(policy="binpack", offers=offered, avoided=avoided)
+    constraints = PlanConstraints(policy="binpack", offers=offered, avoided=avoided)
 
     def allowed(m, n):
         return (m.shape, n) not in avoided and (m.shape not in offered or n in offered[m.shape])
 
-    planned = gangplan.plan(ledger, there, members, terms)
+    planned = gangplan.plan(ledger, there, members, constraints)
     assert picture(ledger) == before
     possible = some_plan(ledger, there, members, allowed) if not isinstance(planned, Planned) else True
     if not isinstance(planned, Planned):
@@ -159,8 +159,8 @@ def test_what_is_planned_is_right_and_leaves_no_trace(nodes, shapes_of, busy, av
 def test_the_index_of_all_cards_plans_as_the_scores_of_all_nodes_do(nodes, shapes_of, busy, avoided, policy):
     def planned():
         ledger = made_ledger(nodes, busy)
-        terms = Terms(policy=policy, avoided=avoided)
-        return gangplan.plan(ledger, Nodes(nodes), made_members(shapes_of), terms)
+        constraints = PlanConstraints(policy=policy, avoided=avoided)
+        return gangplan.plan(ledger, Nodes(nodes), made_members(shapes_of), constraints)
 
     by_index = planned()
     with patch.object(placement.Scorer, "indexed", new=False):
@@ -173,8 +173,8 @@ def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
     nodes = [(2, 9, 9), (2, 9, 9)]
     ledger, members = made_ledger(nodes), made_members(shapes_of)
     entry = QuotaEntry(shares=shares)
-    terms = Terms(policy="binpack", headroom=[headroom(entry, ledger.used_amounts("d", entry))])
-    planned = gangplan.plan(ledger, Nodes(nodes), members, terms)
+    constraints = PlanConstraints(policy="binpack", headroom=[headroom(entry, ledger.used_amounts("d", entry))])
+    planned = gangplan.plan(ledger, Nodes(nodes), members, constraints)
     shares_wanted = sum(container.cards for m in members if m.request for container in m.request.containers)
     if isinstance(planned, Planned):
         hold(ledger, planned)
@@ -204,13 +204,13 @@ def test_a_plan_that_its_pace_ends_leaves_no_trace_and_one_with_pauses_is_the_sa
             raise _Stopped
         remaining.pop()
 
-    terms, pauses = Terms(policy="binpack", avoided=avoided), []
-    in_one = gangplan.plan(ledger, there, members, terms)
+    constraints, pauses = PlanConstraints(policy="binpack", avoided=avoided), []
+    in_one = gangplan.plan(ledger, there, members, constraints)
     with suppress(_Stopped):
-        assert gangplan.plan(ledger, there, members, terms, pace) == in_one
+        assert gangplan.plan(ledger, there, members, constraints, pace) == in_one
     assert picture(ledger) == before
     with patch.object(gangplan, "_WORK_BETWEEN_PACES", 1):
-        assert gangplan.plan(ledger, there, members, terms, lambda: pauses.append(0)) == in_one
+        assert gangplan.plan(ledger, there, members, constraints, lambda: pauses.append(0)) == in_one
     assert pauses
 
 
@@ -223,8 +223,8 @@ def test_a_plan_that_its_pace_ends_leaves_no_trace_and_one_with_pauses_is_the_sa
 )
 def test_a_plan_on_a_snapshot_is_that_of_the_cluster_then_whatever_comes_later(nodes, shapes_of, busy, later):
     ledger, there, members = made_ledger(nodes, busy), Nodes(nodes), made_members(shapes_of)
-    terms = Terms(policy="binpack")
-    planned, snapshot = gangplan.plan(ledger, there, members, terms), ledger.snapshot()
+    constraints = PlanConstraints(policy="binpack")
+    planned, snapshot = gangplan.plan(ledger, there, members, constraints), ledger.snapshot()
     for i, node in enumerate(later):
         keep_busy(ledger, f"later{i}", f"n{node % len(nodes)}", namespace="other")
-    assert gangplan.plan(snapshot, there, members, terms) == planned
+    assert gangplan.plan(snapshot, there, members, constraints) == planned

@@ -11,7 +11,7 @@ from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from cardwise.kube.objects import nodes
 from cardwise.kube.pods import eligible, nodeconstraints
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 
 # Maximum number of nodes that are compared: of more nodes, one probably has the requested resource.
 _MAX_NODES: Final = 64
@@ -95,7 +95,9 @@ class NodeOffers:
         with self._lock:
             nodes = dict(self._labels)
         constraints = nodeconstraints.constraints_of(constrained_spec)
-        admitting_names = (name for name, labels in nodes.items() if constraints.admits(name, NodeLabels(labels)))
+        admitting_names = (
+            name for name, labels in nodes.items() if constraints.admits(name, NodeLabelsAndTaints(labels))
+        )
         first_names = frozenset(islice(admitting_names, _MAX_NODES + 1))
         return first_names if len(first_names) <= _MAX_NODES and len(first_names) < len(nodes) else None
 

@@ -19,7 +19,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 
 _APPS: Final = "/apis/apps/v1"
 _BATCH: Final = "/apis/batch/v1"
@@ -210,7 +210,7 @@ def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     unusual_taints = {
         quote_unless_name(taint)
         for node in _list_labelled_nodes(cluster_facts)
-        for taint in NodeLabels.from_node(node).taints
+        for taint in NodeLabelsAndTaints.from_node(node).taints
         if not taint.key.startswith(_KUBERNETES_TAINT_PREFIX) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
     }
     if unusual_taints:

@@ -21,7 +21,7 @@ from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.objects.extendedresources import ExtendedResource
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.budgets import parse_conditions
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 
 _EXTENDER: Final = "cardwise-extender"
 _DEVICE_PLUGIN: Final = "cardwise-deviceplugin"
@@ -412,7 +412,9 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
         if node is not None and (node.get("status", {}).get("allocatable") or {}).get(names.SHARE, "0") == "0"
     }
     constraints = [nodeconstraints.constraints_of(_pod_spec(constraint)) for constraint in plugins]
-    node_labels = {name: NodeLabels(node["metadata"].get("labels") or {}) for name, node in nodes_without_slots.items()}
+    node_labels = {
+        name: NodeLabelsAndTaints(node["metadata"].get("labels") or {}) for name, node in nodes_without_slots.items()
+    }
     unselected_nodes = [
         name
         for name, labels in node_labels.items()

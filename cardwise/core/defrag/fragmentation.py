@@ -18,7 +18,7 @@ from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.scored.fragments import FragmentMeasure
 from cardwise.core.placement.scored.nodetable import Floats, NodeTable
 from cardwise.core.placement.scored.scoring import WeightedShape
-from cardwise.core.placement.scored.shapes import RequestSize, Shape
+from cardwise.core.placement.scored.shapes import RequestShape, RequestSize
 
 
 class Memory(NamedTuple):
@@ -88,7 +88,8 @@ def typical_pods(counts: Mapping[RequestSize, float], kinds: CardKinds) -> list[
     total = sum(counts.values())
     return [
         WeightedShape(
-            Shape(request_size._replace(resource_class=""), kinds.allowed(request_size.resource_class)), count / total
+            RequestShape(request_size._replace(resource_class=""), kinds.allowed(request_size.resource_class)),
+            count / total,
         )
         for request_size, count in counts.items()
     ]

@@ -85,7 +85,7 @@ class Unplanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class PlanConstraints:
     """The limits of a plan, and how it chooses.
 
     policy: the placement policy of pods that name no policy.
@@ -108,17 +108,17 @@ class Terms:
 
 
 def plan(
-    ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms, pace: Pace = lambda: None
+    ledger: Ledger, nodes: Nodes, members: Sequence[Member], constraints: PlanConstraints, pace: Pace = lambda: None
 ) -> Planned | Unplanned:
     """Plan nodes and cards for all of these members, or for none.
 
     members: the members without a node. The cards of members that already have one are in the ledger.
     pace: called before each step that takes time. It may sleep, or raise an exception to end the plan.
     """
-    first_excess = first_beyond_quotas(ledger, members, terms.headroom)
+    first_excess = first_beyond_quotas(ledger, members, constraints.headroom)
     if first_excess is not None:
         return Unplanned(member=first_excess)
-    inputs, sizes = _Inputs(ledger, nodes, members, terms, pace), _sizes(members)
+    inputs, sizes = _Inputs(ledger, nodes, members, constraints, pace), _sizes(members)
     node_counts = inputs.node_counts(members, lambda kind: len(kind.candidates))
     first_order = sorted(members, key=lambda m: (sizes[m.request], node_counts[m.uid], -m.load.cpu))
     planned = _Attempt(inputs).place(first_order)
@@ -217,25 +217,27 @@ class _Kind(NamedTuple):
 class _Inputs:
     """The input of both attempts: the members by kind, and the nodes without the plan."""
 
-    def __init__(self, ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms, pace: Pace) -> None:
+    def __init__(
+        self, ledger: Ledger, nodes: Nodes, members: Sequence[Member], constraints: PlanConstraints, pace: Pace
+    ) -> None:
         self.ledger = ledger
-        self.terms = terms
+        self.constraints = constraints
         self.pace = pace
         self.effort = SearchEffort(_SEARCH_STEPS, reasons=False)
         self._nodes = nodes
         self._steps_work = 0  # the work since the last call of the pace
         self._works: dict[PodRequest, int] = {}  # by request, the work to search one node
         self._free_loads: dict[str, Load | None] = {}
-        # Keys contain the `id` of the offers. It stays unique, because the terms keep the offers alive.
+        # Keys contain the `id` of the offers. It stays unique, because the constraints keep the offers alive.
         self._nodes_by_load: dict[tuple[int, Load], list[str]] = {}
         self._ordered: dict[int, list[str]] = {}
         self._kinds: dict[str, _Kind] = {}
         self._representatives: dict[str, str] = {}  # by UID, the first equal member
         first_by_key: dict[object, Member] = {}
-        avoiding = {shape for shape, _ in terms.avoided}
+        avoiding = {shape for shape, _ in constraints.avoided}
         for member in members:
             # Shapes with the same offered nodes are treated as equal.
-            offers, shape = id(terms.offers.get(member.shape)), member.shape if member.shape in avoiding else ""
+            offers, shape = id(constraints.offers.get(member.shape)), member.shape if member.shape in avoiding else ""
             kind_key = member.request, member.load, offers, shape
             self._representatives[member.uid] = first_by_key.setdefault(kind_key, member).uid
         self._equal_counts = Counter(self._representatives.values())
@@ -275,10 +277,12 @@ class _Inputs:
 
     def allowed(self, member: Member, node: str) -> bool:
         """Whether the node is offered for the member and not forbidden."""
-        terms, offers = self.terms, self.terms.offers.get(member.shape)
+        constraints, offers = self.constraints, self.constraints.offers.get(member.shape)
         if offers is not None and node not in offers:
             return False
-        return (member.shape, node) not in terms.avoided and (terms.closed is None or not terms.closed(member, node))
+        return (member.shape, node) not in constraints.avoided and (
+            constraints.closed is None or not constraints.closed(member, node)
+        )
 
     def free_load(self, node: str) -> Load | None:
         try:
@@ -295,12 +299,16 @@ class _Inputs:
 
     def scorer(self, request: PodRequest, headroom: Sequence[Headroom]) -> Scorer:
         return Scorer(
-            self.ledger.kinds, request, policies.card_policy(request.policy, self.terms.policy), headroom, self.effort
+            self.ledger.kinds,
+            request,
+            policies.card_policy(request.policy, self.constraints.policy),
+            headroom,
+            self.effort,
         )
 
     def ranking_policy(self, request: PodRequest | None) -> Policy | None:
         """The policy that ranks the nodes for members with this request; None if there is none."""
-        if request is None or request.policy is None or self.terms.facts is None:
+        if request is None or request.policy is None or self.constraints.facts is None:
             return None
         policy = policies.find_policy(request.policy)
         return policy if policy.rank_nodes is not None else None
@@ -318,17 +326,17 @@ class _Inputs:
 
     def _compute_kind(self, member: Member, representative: str) -> _Kind:
         """Compute the kind of the member. `representative`: the UID of the first equal member."""
-        terms, request = self.terms, member.request
-        offers = terms.offers.get(member.shape)
+        constraints, request = self.constraints, member.request
+        offers = constraints.offers.get(member.shape)
         if request is None:
             allowed = self._allowed_nodes(member, self._nodes_with_capacity(offers, member.load))
             harms = {node: self.cardless_score(node) for node in allowed}
             return _Kind(member, None, harms.keys(), harms)
-        scorer, work = self.scorer(request, terms.headroom), self._work(request)
+        scorer, work = self.scorer(request, constraints.headroom), self._work(request)
         if (
             self.ledger.has_index
             and scorer.indexed
-            and not terms.headroom
+            and not constraints.headroom
             and not any(c.resource_class for c in request.containers)
             and self.ranking_policy(request) is None
         ):
@@ -340,9 +348,9 @@ class _Inputs:
 
     def _score(self, member: Member, request: PodRequest, scorer: Scorer, count: int) -> dict[str, int]:
         """The scores of nodes for `count` members that are equal to this one, in the order of the nodes' names."""
-        offers, vacant = self.terms.offers.get(member.shape), self._vacant(member)
+        offers, vacant = self.constraints.offers.get(member.shape), self._vacant(member)
         policy, work = (
-            policies.find_policy(policies.card_policy(request.policy, self.terms.policy)),
+            policies.find_policy(policies.card_policy(request.policy, self.constraints.policy)),
             self._work(request),
         )
         spreads = policy.prefers_empty_nodes
@@ -384,13 +392,13 @@ class _Inputs:
 
     def _allowed_nodes(self, member: Member, nodes: Iterable[str]) -> Iterator[str]:
         """The nodes that are offered for the member and not forbidden."""
-        if self.terms.avoided or self.terms.closed is not None:
+        if self.constraints.avoided or self.constraints.closed is not None:
             return (node for node in nodes if self.allowed(member, node))
-        offers = self.terms.offers.get(member.shape)
+        offers = self.constraints.offers.get(member.shape)
         return iter(nodes) if offers is None else filter(offers.__contains__, nodes)
 
     def _vacant(self, member: Member) -> ShapeCapacity | None:
-        vacant = self.terms.vacant
+        vacant = self.constraints.vacant
         return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
 
     def _nodes_with_capacity(self, offers: Collection[str] | None, load: Load) -> list[str]:
@@ -512,7 +520,7 @@ class _RankedQueue:
         self._seen_count = len(self._used.touched)
         for node in touched_nodes:
             self._rescore_node(node)
-        request, scores, facts = self.kind.member.request, self._scores, self._inputs.terms.facts
+        request, scores, facts = self.kind.member.request, self._scores, self._inputs.constraints.facts
         if not scores or request is None or facts is None or self._policy.rank_nodes is None:
             return None
         self._inputs.count_work(_WORK_BETWEEN_PACES)
@@ -600,7 +608,7 @@ class _Attempt:
 
     def place(self, order: Sequence[Member]) -> Planned | Unplanned:
         """Place all members in this order, or return the first one without a node."""
-        inputs, headroom, queues = self._inputs, self._inputs.terms.headroom, dict[str, _Queue | _RankedQueue]()
+        inputs, headroom, queues = self._inputs, self._inputs.constraints.headroom, dict[str, _Queue | _RankedQueue]()
         for member in order:
             inputs.pace()
             representative = inputs.representative(member)
@@ -629,7 +637,7 @@ class _Attempt:
                 return False
         while (node := queue.best()) is not None:
             if not used.takes(node, member.load):
-                queue.drop(node)  # what `Terms.vacant` returns is an upper bound
+                queue.drop(node)  # what `PlanConstraints.vacant` returns is an upper bound
                 continue
             if scorer is None:
                 self._add_member(member, node, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import REQUIRED_AFFINITY_FIELD, NodeLabels
+from cardwise.kube.pods.nodeconstraints import REQUIRED_AFFINITY_FIELD, NodeLabelsAndTaints
 
 
 def other_constraint(pod: Json) -> str | None:
@@ -52,7 +52,7 @@ def eligible_nodes(pod: Json, nodes: Iterable[Json]) -> frozenset[str]:
     return frozenset(
         node["metadata"]["name"]
         for node in nodes
-        if constraints.admits(node["metadata"]["name"], NodeLabels.from_node(node))
+        if constraints.admits(node["metadata"]["name"], NodeLabelsAndTaints.from_node(node))
     )
 
 
@@ -64,4 +64,4 @@ def is_node_eligible(node: Json, pod: Json) -> bool:
 def untolerated_taints(node: Json, tolerations: Sequence[Json]) -> list[str]:
     """The node's taints that these tolerations do not tolerate, in the format of `kubectl taint`."""
     pod = nodeconstraints.constraints_of({"tolerations": tolerations})
-    return [str(taint) for taint in pod.untolerated_taints(NodeLabels.from_node(node))]
+    return [str(taint) for taint in pod.untolerated_taints(NodeLabelsAndTaints.from_node(node))]

@@ -33,7 +33,7 @@ class Taint(NamedTuple):
         return f"{self.key}{'=' * bool(self.value)}{self.value}:{self.effect}"
 
 
-class NodeLabels(NamedTuple):
+class NodeLabelsAndTaints(NamedTuple):
     """A node's labels, and those of its taints that keep pods away."""
 
     labels: Mapping[str, str] = {}
@@ -133,7 +133,7 @@ class NodeConstraints(NamedTuple):
             tuple(map(Toleration.from_json, tolerations)),
         )
 
-    def admits(self, name: str, node: NodeLabels) -> bool:
+    def admits(self, name: str, node: NodeLabelsAndTaints) -> bool:
         """Whether the pod may run on the node of this name and these labels."""
         labels = node.labels
         if any(labels.get(key) != label_value for key, label_value in self.selector):
@@ -142,7 +142,7 @@ class NodeConstraints(NamedTuple):
             return False
         return self.terms is None or any(term.matches(name, labels) for term in self.terms)
 
-    def untolerated_taints(self, node: NodeLabels) -> list[Taint]:
+    def untolerated_taints(self, node: NodeLabelsAndTaints) -> list[Taint]:
         """The node's taints that the pod does not tolerate."""
         return [
             taint for taint in node.taints if not any(toleration.tolerates(taint) for toleration in self.tolerations)
@@ -167,7 +167,7 @@ class NodePreferences(NamedTuple):
             )
         )
 
-    def weight_of(self, name: str, node: NodeLabels) -> int:
+    def weight_of(self, name: str, node: NodeLabelsAndTaints) -> int:
         """The sum of the weights of the terms that the node matches."""
         return sum(weight for weight, term in self.terms if term.matches(name, node.labels))
 

@@ -9,7 +9,7 @@ from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import ShapeCapacity
-from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
+from cardwise.core.gangs.gangplan import PlanConstraints, Planned, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement, searching
 from cardwise.core.values.quantity import MiB
@@ -35,9 +35,9 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
     pod_request = request.parse(
         pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)])
     )
-    terms = Terms(policy=others, vacant=lambda _request, _load: ShapeCapacity({"n1": 8, "n2": 32}))
+    constraints = PlanConstraints(policy=others, vacant=lambda _request, _load: ShapeCapacity({"n1": 8, "n2": 32}))
     members = [Member(uid="u", name="p", request=pod_request, load=Load(1, 1, 1))]
-    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
+    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, constraints)
     assert isinstance(planned, Planned)
     assert planned.nodes == {"u": chosen}
 
@@ -46,9 +46,9 @@ def test_where_too_few_of_these_take_a_member_all_are_looked_at(monkeypatch):
     monkeypatch.setattr(gangplan, "_MAX_SCORED_NODES", 1)
     monkeypatch.setattr(placement.Scorer, "indexed", False)
     pod_request = request.parse(pod(containers=[container("a", gpu_mem=P100)]))
-    terms = Terms(policy="binpack", vacant=lambda _request, _load: ShapeCapacity({"n1": 1, "n2": 2}))
+    constraints = PlanConstraints(policy="binpack", vacant=lambda _request, _load: ShapeCapacity({"n1": 1, "n2": 2}))
     members = [Member(uid="u", name="p", request=pod_request, load=Load(1, 1, 1))]
-    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
+    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, constraints)
     assert isinstance(planned, Planned)
     assert planned.nodes == {"u": "n2"}
 
@@ -58,8 +58,10 @@ def test_the_cards_of_a_type_that_a_quota_leaves_go_to_as_many_members_and_the_o
     pod_request = request.parse(pod(gpu_mem=1000))
     members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(3)]
     entry = QuotaEntry(resource_class="k80", shares=1)
-    terms = Terms(policy="binpack", headroom=[quotas.headroom(entry, ledger.used_amounts("default", entry))])
-    planned = gangplan.plan(ledger, Nodes(), members, terms)
+    constraints = PlanConstraints(
+        policy="binpack", headroom=[quotas.headroom(entry, ledger.used_amounts("default", entry))]
+    )
+    planned = gangplan.plan(ledger, Nodes(), members, constraints)
     assert isinstance(planned, Planned)
     assert sorted(planned.nodes.values()) == ["n1", "n2", "n2"]
 
@@ -112,7 +114,7 @@ def test_members_that_differ_by_cpu_only_have_nodes_of_their_own():
         for uid, cpu in (("large", 8_000), ("small", 1_000))
     ]
     ledger = ledger_with_free(n1=[P100], n2=[P100])
-    planned = gangplan.plan(ledger, OfDifferentSize(), members, Terms(policy="binpack"))
+    planned = gangplan.plan(ledger, OfDifferentSize(), members, PlanConstraints(policy="binpack"))
     assert isinstance(planned, Planned)
     assert planned.nodes == {"large": "n1", "small": "n2"}
 
@@ -129,22 +131,22 @@ def test_members_with_several_card_requests_search_a_limited_number_of_nodes(mon
     nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
     members = members_of(*(of_two_claims(mem) for mem in (8000, 8001)))
     vacant = ShapeCapacity(dict.fromkeys(nodes, 1) | {"n000": 2})
-    terms = Terms(policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
+    constraints = PlanConstraints(policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
     ledger = ledger_with_free(**nodes)
-    planned = gangplan.plan(ledger, Many(nodes), members[:1], terms)
+    planned = gangplan.plan(ledger, Many(nodes), members[:1], constraints)
     assert isinstance(planned, Planned)
     assert planned.nodes == {"u0": "n000"}
     searches.clear()
-    assert isinstance(gangplan.plan(ledger, Many(nodes), members, terms), Unplanned)
+    assert isinstance(gangplan.plan(ledger, Many(nodes), members, constraints), Unplanned)
     assert len(searches) < 60
 
 
 def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
     monkeypatch.setattr(gangplan, "_MAX_SEARCHED_NODES", 10)
     nodes = {f"n{i:03}": [P100, P100] for i in range(100)}
-    pod_request, terms = of_two_claims(9000), Terms(policy="binpack")
+    pod_request, constraints = of_two_claims(9000), PlanConstraints(policy="binpack")
     members = members_of(*[pod_request] * 60)
-    planned = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
+    planned = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, constraints)
     assert isinstance(planned, Planned)
     assert len(set(planned.nodes.values())) == 60
 
@@ -155,8 +157,8 @@ def test_reasons_are_not_searched_for_members_with_several_card_requests(monkeyp
     monkeypatch.setattr(searching, "refusal_reason", lambda *arguments: calls.append(arguments))
     nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
     members = members_of(of_two_claims(9000))
-    terms = Terms(policy="binpack")
-    assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms), Unplanned)
+    constraints = PlanConstraints(policy="binpack")
+    assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, constraints), Unplanned)
     assert calls == []
 
 
@@ -171,14 +173,14 @@ def of_card_requests(count, mem=100):
     )
 
 
-def plan_with_pace(ledger, members, searches, nodes=None, **terms):
+def plan_with_pace(ledger, members, searches, nodes=None, **constraints):
     """Make a plan. Returns the plan, and the number of searches between the calls of its pace."""
     calls = [0]
     planned = gangplan.plan(
         ledger,
         nodes or Many(ledger.nodes_by_name()),
         members,
-        Terms(**terms),
+        PlanConstraints(**constraints),
         lambda: calls.append(len(searches)),
     )
     return planned, [later - earlier for earlier, later in pairwise([*calls, len(searches)])]
@@ -244,8 +246,8 @@ def test_members_that_are_alike_have_their_nodes_scored_once(searches):
     ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(100)})
     offers = frozenset(ledger.nodes_by_name())
     members = members_of(*[of_card_requests(8)] * 40, shape="s")
-    terms = Terms(policy="binpack", offers={member.shape: offers for member in members})
-    assert isinstance(gangplan.plan(ledger, Many(ledger.nodes_by_name()), members, terms), Planned)
+    constraints = PlanConstraints(policy="binpack", offers={member.shape: offers for member in members})
+    assert isinstance(gangplan.plan(ledger, Many(ledger.nodes_by_name()), members, constraints), Planned)
     assert len(searches) <= 80 + 3 * len(members), "twice as many nodes as members, and those that members get again"
 
 
@@ -254,20 +256,22 @@ def test_the_more_card_requests_a_pod_has_the_fewer_nodes_are_scored(card_reques
     """At least two nodes are scored for each member."""
     ledger = ledger_with_free(**{f"n{i:03}": [P100, P100] for i in range(200)})
     members = members_of(*[of_card_requests(card_requests)] * 8)
-    assert isinstance(gangplan.plan(ledger, Many(ledger.nodes_by_name()), members, Terms(policy="spread")), Planned)
+    assert isinstance(
+        gangplan.plan(ledger, Many(ledger.nodes_by_name()), members, PlanConstraints(policy="spread")), Planned
+    )
     assert len(searches) <= limit + 2 * len(members)
 
 
 def test_a_node_for_which_too_much_is_counted_gets_no_member():
-    """The count of `Terms.vacant` is an upper bound."""
+    """The count of `PlanConstraints.vacant` is an upper bound."""
     ledger = ledger_with_free(n0=[P100, P100], n1=[P100, P100])
 
     class Full(Many):
         def free_load(self, node):
             return Load(0, 0, 0) if node == "n0" else super().free_load(node)
 
-    terms = Terms(policy="binpack", vacant=lambda *_: ShapeCapacity({"n0": 1, "n1": 1}))
-    planned = gangplan.plan(ledger, Full(ledger.nodes_by_name()), members_of(of_card_requests(40)), terms)
+    constraints = PlanConstraints(policy="binpack", vacant=lambda *_: ShapeCapacity({"n0": 1, "n1": 1}))
+    planned = gangplan.plan(ledger, Full(ledger.nodes_by_name()), members_of(of_card_requests(40)), constraints)
     assert isinstance(planned, Planned)
     assert planned.nodes == {"u0": "n1"}
 
@@ -286,7 +290,7 @@ class Facts(policies.NodeFacts):
         return self._peers
 
 
-def plan_in_racks(racks, peers, count, **terms):
+def plan_in_racks(racks, peers, count, **constraints):
     """The nodes of members of 1000 MiB that are spread over racks."""
     manifest = pod(annotations={"cardwise.dev/policy": "spread-by=rack"}, containers=[container("a", gpu_mem=1000)])
     manifest["metadata"]["ownerReferences"] = [{"uid": "rs", "controller": True}]
@@ -298,7 +302,9 @@ def plan_in_racks(racks, peers, count, **terms):
         keys.append(key)
         return Facts(racks, peers)
 
-    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, Terms(policy="binpack", facts=facts, **terms))
+    planned = gangplan.plan(
+        ledger_with_free(**NODES), Nodes(), members, PlanConstraints(policy="binpack", facts=facts, **constraints)
+    )
     assert isinstance(planned, Planned)
     assert set(keys) == {pod_request.peer_key}
     return sorted(planned.nodes.values())
@@ -334,12 +340,12 @@ def test_the_example_of_the_docstring(monkeypatch):
         Member(uid=name, name=name, shape=name, request=request.parse(pod(gpu_mem=size * gib)), load=Load(1, 1, 1))
         for name, size in requested.items()
     ]
-    terms = Terms(policy="binpack", offers={"b": ["n1"]})
-    planned = gangplan.plan(ledger, Many(free), members, terms)
+    constraints = PlanConstraints(policy="binpack", offers={"b": ["n1"]})
+    planned = gangplan.plan(ledger, Many(free), members, constraints)
 
     assert f"n1 has a card with {free['n1']} GiB free, and n2 one with {free['n2']} GiB" in theory
     assert f"Member a requests {requested['a']} GiB. Member b requests {requested['b']} GiB" in theory
-    assert f"kube-scheduler offers only {terms.offers['b'][0]} for b" in theory
+    assert f"kube-scheduler offers only {constraints.offers['b'][0]} for b" in theory
     (first_order, first_nodes, first_outcome), (second_order, second_nodes, second_outcome) = attempts
     assert (first_order, first_nodes) == (["a", "b"], {"a": "n1"})
     assert isinstance(first_outcome, Unplanned)
@@ -347,7 +353,7 @@ def test_the_example_of_the_docstring(monkeypatch):
     assert f"The remaining {free['n1'] - requested['a']} GiB are too little for b" in theory
     assert second_order == ["b", "a"]
     possible_nodes = {
-        name: sum(size >= requested[name] for node, size in free.items() if node in terms.offers.get(name, free))
+        name: sum(size >= requested[name] for node, size in free.items() if node in constraints.offers.get(name, free))
         for name in requested
     }
     assert f"because {possible_nodes['b']} node is possible for b, and {possible_nodes['a']} for a" in theory
@@ -369,7 +375,7 @@ def test_the_example_of_the_docstring_for_the_effort(monkeypatch):
         ledger,
         Many(ledger.nodes_by_name()),
         members_of(*[of_card_requests(card_requests)] * size),
-        Terms(policy="spread"),
+        PlanConstraints(policy="spread"),
     )
     nodes, steps = sum(scored), len(scored)
     requests = 8

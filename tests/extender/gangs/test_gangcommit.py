@@ -11,7 +11,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangplan import Planned
 from cardwise.core.placement.ledger import Ledger
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 from extender.cache import commit
 from extender.cache.commit import Commit
 from extender.cache.nominated import NominatedPods
@@ -53,7 +53,7 @@ def meanwhile(monkeypatch):
 
 
 def set_node(world: World, allocatable: Load = Load(4000, 512 * GIB, 500), **changes: bool) -> None:
-    world.state.set_node("n1", NodeRecord(allocatable, node_labels=NodeLabels({"zone": "n1"}), **changes))
+    world.state.set_node("n1", NodeRecord(allocatable, node_labels=NodeLabelsAndTaints({"zone": "n1"}), **changes))
 
 
 class Two(World):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabelsAndTaints
 from extender.nomination import nominator
 from tests.build import P100
 from tests.extender.nominationcluster import World
@@ -23,7 +23,7 @@ class SearchWorld(World):
         self.meanwhile = lambda: None
         admits = NodeConstraints.admits
 
-        def observed(constraints: NodeConstraints, name: str, labels: NodeLabels) -> bool:
+        def observed(constraints: NodeConstraints, name: str, labels: NodeLabelsAndTaints) -> bool:
             self.locked.append(self.state._lock._lock.locked())
             if not self.locked[-1]:
                 meanwhile, self.meanwhile = self.meanwhile, lambda: None

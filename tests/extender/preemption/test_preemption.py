@@ -13,7 +13,7 @@ from cardwise.core.preemption.preemption import _VictimSearch
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import budgets
-from cardwise.kube.pods.nodeconstraints import NodeLabels, Taint
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints, Taint
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import AnswerSettings
@@ -391,7 +391,7 @@ def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lo
     if lost == "gone":
         two.state.remove_node("n1")
     else:
-        ground = NodeLabels(taints=taints) if lost == "unreachable" else NodeLabels()
+        ground = NodeLabelsAndTaints(taints=taints) if lost == "unreachable" else NodeLabelsAndTaints()
         two.state.set_node(
             "n1", NodeRecord(Load(64_000, 1 << 40, 100), schedulable=lost == "unreachable", node_labels=ground)
         )

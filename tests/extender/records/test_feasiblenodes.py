@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cardwise.kube.pods.nodeconstraints import NodeLabels
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints
 from extender.records import feasiblenodes
 from extender.records.feasiblenodes import FeasibleNodes
 from tests.extender.nominationcluster import World
@@ -30,11 +30,11 @@ def test_feasible_nodes_that_are_remembered_follow_changes_of_nodes():
     key = feasiblenodes.constraints_key({"nodeSelector": {"zone": "a"}})
     assert grounds.feasible_nodes(key) is None
     assert search(grounds, key) == set()
-    grounds.set_node("n1", NodeLabels(ZONE))
-    grounds.set_node("n2", NodeLabels({"zone": "b"}))
+    grounds.set_node("n1", NodeLabelsAndTaints(ZONE))
+    grounds.set_node("n2", NodeLabelsAndTaints({"zone": "b"}))
     assert grounds.feasible_nodes(key) == {"n1"}
-    grounds.set_node("n1", NodeLabels({"zone": "b"}))
-    grounds.set_node("n2", NodeLabels(ZONE))
+    grounds.set_node("n1", NodeLabelsAndTaints({"zone": "b"}))
+    grounds.set_node("n2", NodeLabelsAndTaints(ZONE))
     assert grounds.feasible_nodes(key) == {"n2"}
     grounds.remove_node("n2")
     assert (grounds.feasible_nodes(key), len(grounds)) == (set(), 1)
@@ -43,12 +43,12 @@ def test_feasible_nodes_that_are_remembered_follow_changes_of_nodes():
 def test_changes_of_nodes_during_a_search_count():
     nodes = FeasibleNodes()
     for name, zone in (("same", "a"), ("leaves", "a"), ("comes", "b"), ("removed", "a")):
-        nodes.set_node(name, NodeLabels({"zone": zone}))
+        nodes.set_node(name, NodeLabelsAndTaints({"zone": zone}))
 
     def change() -> None:
-        nodes.set_node("leaves", NodeLabels({"zone": "b"}))
-        nodes.set_node("comes", NodeLabels({"zone": "a"}))
-        nodes.set_node("added", NodeLabels({"zone": "a"}))
+        nodes.set_node("leaves", NodeLabelsAndTaints({"zone": "b"}))
+        nodes.set_node("comes", NodeLabelsAndTaints({"zone": "a"}))
+        nodes.set_node("added", NodeLabelsAndTaints({"zone": "a"}))
         nodes.remove_node("removed")
 
     key = feasiblenodes.constraints_key({"nodeSelector": {"zone": "a"}})

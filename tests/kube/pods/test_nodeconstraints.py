@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import NodeLabels, NodePreferences, Taint
+from cardwise.kube.pods.nodeconstraints import NodeLabelsAndTaints, NodePreferences, Taint
 
 ZONE = {"zone": "a", "size": "8"}
 
@@ -54,7 +54,7 @@ ZONE_A = {"key": "zone", "operator": "In", "values": ["a"]}
     ],
 )
 def test_labels(spec, allowed):
-    assert nodeconstraints.constraints_of(spec).admits("n1", NodeLabels(ZONE)) == allowed
+    assert nodeconstraints.constraints_of(spec).admits("n1", NodeLabelsAndTaints(ZONE)) == allowed
 
 
 def test_the_number_of_a_condition_is_parsed_once_for_all_nodes(monkeypatch):
@@ -62,24 +62,24 @@ def test_the_number_of_a_condition_is_parsed_once_for_all_nodes(monkeypatch):
     lengths, parse_number = [], nodeconstraints._parse_number
     monkeypatch.setattr(nodeconstraints, "_parse_number", lambda text: lengths.append(len(text)) or parse_number(text))
     constraints = nodeconstraints.constraints_of(required(match_expression("size", "Gt", "9" * 4000)))
-    assert not any(constraints.admits(f"n{i}", NodeLabels(ZONE)) for i in range(100))
+    assert not any(constraints.admits(f"n{i}", NodeLabelsAndTaints(ZONE)) for i in range(100))
     assert lengths.count(4000) == 1
 
 
 @pytest.mark.parametrize("number", ["9", "+9", "09", "9" * 18])
 def test_numbers_are_read_as_gos_parseint_reads_them(number):
     above_eight = nodeconstraints.constraints_of(required(match_expression("size", "Gt", "8")))
-    assert above_eight.admits("n1", NodeLabels({"size": number}))
+    assert above_eight.admits("n1", NodeLabelsAndTaints({"size": number}))
 
 
 @pytest.mark.parametrize("text", ["1_000", " 9", "9 ", "9\n", "\u0669", "\uff19", "+-9", "+", "0x9", "9.0", "9e3", ""])
 def test_texts_that_gos_parseint_refuses_are_no_numbers(text):
     """int() reads some of them; kube-scheduler then rejects the node that Cardwise had chosen."""
     assert not nodeconstraints.constraints_of(required(match_expression("size", "Gt", "8"))).admits(
-        "n1", NodeLabels({"size": text})
+        "n1", NodeLabelsAndTaints({"size": text})
     )
     assert not nodeconstraints.constraints_of(required(match_expression("size", "Lt", text))).admits(
-        "n1", NodeLabels({"size": "1"})
+        "n1", NodeLabelsAndTaints({"size": "1"})
     )
 
 
@@ -99,12 +99,14 @@ def test_texts_that_gos_parseint_refuses_are_no_numbers(text):
 )
 def test_taints(toleration, tolerated):
     constraints = nodeconstraints.constraints_of({"tolerations": [toleration] if toleration else []})
-    assert constraints.admits("n1", NodeLabels({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
+    assert constraints.admits("n1", NodeLabelsAndTaints({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
 
 
 @pytest.mark.parametrize(("effect", "away"), [("NoSchedule", True), ("NoExecute", True), ("PreferNoSchedule", False)])
 def test_only_some_effects_keep_pods_away(effect, away):
-    ground = NodeLabels.from_node({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": "gpu", "effect": effect}]}})
+    ground = NodeLabelsAndTaints.from_node(
+        {"metadata": {"name": "n1"}, "spec": {"taints": [{"key": "gpu", "effect": effect}]}}
+    )
     assert nodeconstraints.constraints_of({}).admits("n1", ground) is not away
 
 
@@ -113,7 +115,7 @@ def test_the_weights_of_preferred_terms_are_added():
     preferred = [{"weight": weight, "preference": term} for weight, term in terms]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
     preferences = NodePreferences.parse({"affinity": affinity})
-    assert preferences.weight_of("n1", NodeLabels(ZONE)) == 13
-    assert preferences.weight_of("n1", NodeLabels({"zone": "a", "size": "2"})) == 10
-    assert preferences.weight_of("n1", NodeLabels()) == 0, "a term without conditions matches no node"
-    assert NodePreferences.parse({}).weight_of("n1", NodeLabels(ZONE)) == 0
+    assert preferences.weight_of("n1", NodeLabelsAndTaints(ZONE)) == 13
+    assert preferences.weight_of("n1", NodeLabelsAndTaints({"zone": "a", "size": "2"})) == 10
+    assert preferences.weight_of("n1", NodeLabelsAndTaints()) == 0, "a term without conditions matches no node"
+    assert NodePreferences.parse({}).weight_of("n1", NodeLabelsAndTaints(ZONE)) == 0

@@ -8,7 +8,7 @@ from cardwise.core.api.mpsprofile import MIXED_USERS, NO_USER
 from cardwise.core.placement.mpstaints import ANY, FREE, LAST_EMPTY, NO_MPS
 from cardwise.core.placement.scored.cardarrays import CardArrays
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 
 class NodeFit(NamedTuple):
@@ -36,7 +36,7 @@ class Candidates(NamedTuple):
     after: CardArrays
 
 
-def fit_shape(nodes: NodeArrays, shape: Shape, positions: Ints | slice = slice(None)) -> NodeFit:
+def fit_shape(nodes: NodeArrays, shape: RequestShape, positions: Ints | slice = slice(None)) -> NodeFit:
     """Where the shape fits on these nodes."""
     request_size = shape.request_size
     cpu = nodes.cpu[positions]
@@ -68,7 +68,7 @@ def fit_shape(nodes: NodeArrays, shape: Shape, positions: Ints | slice = slice(N
     return NodeFit(usable_cards, fits)
 
 
-def candidates(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidates:
+def candidates(nodes: NodeArrays, shape: RequestShape, usable_cards: Bools) -> Candidates:
     """The candidates of a shape of one card. Of cards of a node with equal states, only one is a candidate. The shape
     must fit on all nodes.
     """
@@ -82,7 +82,7 @@ def candidates(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Candidat
     return Candidates(line, card, before, CardArrays(free, core, np.zeros(len(line), np.bool_), before.kind))
 
 
-def chosen_cards(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
+def chosen_cards(nodes: NodeArrays, shape: RequestShape, usable_cards: Bools) -> Bools:
     """The cards that the shape takes: the fullest usable ones; of equally full cards the one with the lowest index."""
     keys = np.where(usable_cards, nodes.free, np.inf)
     rank = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
@@ -90,7 +90,7 @@ def chosen_cards(nodes: NodeArrays, shape: Shape, usable_cards: Bools) -> Bools:
     return chosen
 
 
-def cards_after(nodes: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
+def cards_after(nodes: NodeArrays, shape: RequestShape, chosen: Bools) -> CardArrays:
     """The cards of all nodes, after the shape has taken the chosen cards of each node."""
     free, core = (
         (0.0, 0.0)
@@ -102,7 +102,7 @@ def cards_after(nodes: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
     )
 
 
-def used_mib(shape: Shape, nodes: NodeArrays, chosen: Bools) -> Floats:
+def used_mib(shape: RequestShape, nodes: NodeArrays, chosen: Bools) -> Floats:
     """The MiB that the shape takes of these cards."""
     used_mib: Floats = np.where(
         chosen, nodes.free if shape.request_size.whole else float(shape.request_size.mem), 0.0

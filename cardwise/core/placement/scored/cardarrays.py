@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 _UNREACHABLE_MIB: Final = 1e18  # MiB; more than any card has
 QUOTIENT_EPSILON: Final = (
@@ -31,7 +31,7 @@ class RequestArrays:
     shapes: the shapes; no two of them request the same cards, and each shape requests at least one card.
     """
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
+    def __init__(self, shapes: Sequence[RequestShape]) -> None:
         request_sizes = [shape.request_size for shape in shapes]
         self.cards = np.array([request_size.cards for request_size in request_sizes], np.float64)
         self._mem = np.array([request_size.mem or _UNREACHABLE_MIB for request_size in request_sizes], np.float64)
@@ -82,7 +82,7 @@ def card_chunks(nodes: NodeArrays) -> list[CardArrays]:
     ]
 
 
-def _allowed(shapes: Sequence[Shape]) -> Bools | None:
+def _allowed(shapes: Sequence[RequestShape]) -> Bools | None:
     """By kind of card and shape, whether the shape may have the kind; None if every shape may have all kinds."""
     kind_sets = [shape.kinds for shape in shapes if shape.kinds is not None]
     if not kind_sets:

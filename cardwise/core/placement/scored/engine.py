@@ -28,7 +28,7 @@ from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTa
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import NO_POINTS, ShapeScores
 from cardwise.core.placement.scored.scoring import Scoring, WeightedShape, WorkloadModel
-from cardwise.core.placement.scored.shapes import RequestSize, Shape, make_request_size
+from cardwise.core.placement.scored.shapes import RequestShape, RequestSize, make_request_size
 from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput, Workload
 from cardwise.core.placement.searching import NODE_CHECKS, CheckLimit
 from cardwise.core.values.refusals import Refusal
@@ -81,7 +81,7 @@ class Engine:
         self._learned_at_change = -1
         self._scanned_change_count = 0
         self._views = FeatureViews(self._table, self._scoring)
-        self._rows: dict[tuple[str, Shape], ShapeScores] = {}
+        self._rows: dict[tuple[str, RequestShape], ShapeScores] = {}
 
     # Changes.
 
@@ -279,7 +279,7 @@ class Engine:
             if policy in policies:
                 row.discard_scores(self._views[policy])
 
-    def _row(self, policy: str, shape: Shape) -> ShapeScores:
+    def _row(self, policy: str, shape: RequestShape) -> ShapeScores:
         key = policy, shape
         row = self._rows.pop(key, None)
         if row is None:
@@ -333,21 +333,23 @@ class Engine:
 
     def _shapes_for(
         self, request_size: RequestSize, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None
-    ) -> list[Shape]:
+    ) -> list[RequestShape]:
         """The shapes to try one after another: for a share without MPS first one that closes no card to MPS."""
         request_size = request_size._replace(resource_class="")
         if not card_requests:
-            return [Shape(request_size)]
+            return [RequestShape(request_size)]
         card_request = card_requests[0]
         user = card_request.user if self._table.single else NO_USER
         avoided = card_request.avoided if self._ledger.managed else 0
-        shape = Shape(request_size, kinds, card_request.untolerated, user, avoided & LAST_EMPTY)
+        shape = RequestShape(request_size, kinds, card_request.untolerated, user, avoided & LAST_EMPTY)
         if not avoided & CLOSABLE:
             return [shape]
         return [shape._replace(untolerated=shape.untolerated | CLOSABLE), shape]
 
-    def _shape(self, request_size: RequestSize) -> Shape:
-        return Shape(request_size._replace(resource_class=""), self._ledger.kinds.allowed(request_size.resource_class))
+    def _shape(self, request_size: RequestSize) -> RequestShape:
+        return RequestShape(
+            request_size._replace(resource_class=""), self._ledger.kinds.allowed(request_size.resource_class)
+        )
 
     def _best_first(self, points: Floats, nodes: Collection[str] | None, candidate_slots: Ints | None) -> Iterator[int]:
         """Yield the slots of the candidate nodes, the best first; nodes of equal score in the fixed order of the table.
@@ -401,7 +403,7 @@ class Engine:
     ) -> Placement | None:
         """The choice of an unscored policy, or of `binpack` in place of a scored one, node by node."""
         lines = self._table.lines
-        fits = fit_shape(lines, Shape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fitting_nodes
+        fits = fit_shape(lines, RequestShape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fitting_nodes
         nodes_with_load = _NodesWithFreeLoad(self._table, fits, nodes)
         if not card_requests and not scorer.devices:
             # The first node by name, the same rule as for equal nodes of pods with cards. Another rule would leave more

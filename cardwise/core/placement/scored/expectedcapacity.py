@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from cardwise.core.placement.scored.nodetable import Floats, Ints
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 _END_CHANCE: Final = 0.6  # the chance that a share ends before new shares come
 _MAX_SHARES: Final = 64  # with this many blocking shares, the chance that all of them end counts as 0
@@ -27,7 +27,7 @@ _VALUE_PER_WEIGHT: Final = 30.0  # the value of an empty node for a request, per
 class ExpectedCapacity:
     """The expected capacity of nodes for the requests of one workload."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
+    def __init__(self, shapes: Sequence[RequestShape]) -> None:
         self._chance = np.append(_END_CHANCE ** np.arange(_MAX_SHARES), 0.0)
         self._indices_by_kinds: dict[frozenset[int] | None, list[int]] = {}
         self._cards = np.array([shape.request_size.cards for shape in shapes], np.int64)

@@ -19,7 +19,7 @@ import numpy as np
 from cardwise.core.placement.scored.cardarrays import RequestArrays, card_chunks
 from cardwise.core.placement.scored.nodetable import Floats, NodeArrays
 from cardwise.core.placement.scored.scoring import WeightedShape, distinct_by_cards
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 _TYPICAL_WEIGHT: Final = 0.95  # the fraction of the workload that its typical shapes cover
 
@@ -55,7 +55,7 @@ def _typical_shapes(workload: Sequence[WeightedShape]) -> list[WeightedShape]:
     """The most frequent requests, with weights that sum to 1. Requests that differ only in the node's memory are
     merged.
     """
-    weight_by_shape: dict[Shape, float] = {}
+    weight_by_shape: dict[RequestShape, float] = {}
     for shape, weight in workload:
         shape_without_memory = shape._replace(request_size=shape.request_size._replace(memory=0))
         weight_by_shape[shape_without_memory] = weight_by_shape.get(shape_without_memory, 0.0) + weight

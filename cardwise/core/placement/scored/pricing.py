@@ -30,7 +30,7 @@ from cardwise.core.placement.scored.kindprices import KindPrices
 from cardwise.core.placement.scored.nodetable import NO_CARD_KIND, Bools, Floats, NodeArrays
 from cardwise.core.placement.scored.prices import CARD_PARTS
 from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel, best_candidates, distinct_by_cards
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 _CAPACITY_STEP: Final = 0.16  # cards; lost capacities are rounded to multiples of this
 _REMAINDER_STEP: Final = (
@@ -100,7 +100,7 @@ class Pricing:
         scarcer = self._update_weights(possible, free.sum())
         return self._kind_prices.update_prices(free) or scarcer or self._pods_leave != before
 
-    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
+    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: RequestShape, usable_cards: Bools) -> Scores:
         request_size = shape.request_size
         line, card, chosen = np.arange(len(nodes)), np.full(len(nodes), NO_CARD_KIND), usable_cards
         cost = np.zeros(len(nodes))

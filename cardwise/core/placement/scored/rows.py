@@ -10,7 +10,7 @@ import numpy as np
 from cardwise.core.placement.scored.candidates import fit_shape
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 SAMPLE_NODES: Final = 64  # nodes in a sample; the shape fits on each of them
 _DRAWN_NODES: Final = (
@@ -27,7 +27,7 @@ class ShapeScores:
     card: the position of the scored card; negative if the score is not for one card.
     """
 
-    def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:
+    def __init__(self, table: NodeTable, features: NodeFeatures, shape: RequestShape) -> None:
         self.shape = shape
         self.decisions = 0
         self.points: Floats = np.zeros(0)

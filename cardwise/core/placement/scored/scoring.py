@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
-from cardwise.core.placement.scored.shapes import Shape
+from cardwise.core.placement.scored.shapes import RequestShape
 
 
 class WeightedShape(NamedTuple):
     """A shape of the workload with its weight: the fraction of arriving pods; all weights sum to 1."""
 
-    shape: Shape
+    shape: RequestShape
     weight: float
 
 
@@ -56,7 +56,7 @@ class Scoring(Protocol):
         departure_rate: how many pods end per pod that arrives.
         """
 
-    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: Shape, usable_cards: Bools) -> Scores:
+    def scores(self, nodes: NodeArrays, node_scores: NodeScores, shape: RequestShape, usable_cards: Bools) -> Scores:
         """The score of each line for the shape; a higher score is better. The shape must fit on all nodes."""
 
 
@@ -87,14 +87,14 @@ def best_candidates(line: Ints, card: Ints, points: Floats, line_count: int) -> 
     return Scores(best, card[first_best])
 
 
-def distinct_by_cards(workload: Sequence[WeightedShape]) -> tuple[list[Shape], Ints]:
+def distinct_by_cards(workload: Sequence[WeightedShape]) -> tuple[list[RequestShape], Ints]:
     """The distinct shapes of the workload, compared without cpu and memory. The second result has, for each request of
     the workload, the index of its shape.
     """
-    indexes: dict[Shape, int] = {}
+    indexes: dict[RequestShape, int] = {}
     shape_indexes = [indexes.setdefault(_cards_only(shape), len(indexes)) for shape, _ in workload]
     return list(indexes), np.array(shape_indexes, np.int64)
 
 
-def _cards_only(shape: Shape) -> Shape:
+def _cards_only(shape: RequestShape) -> RequestShape:
     return shape._replace(request_size=shape.request_size._replace(cpu=0, memory=0))

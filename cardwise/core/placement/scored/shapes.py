@@ -34,7 +34,7 @@ class RequestSize(NamedTuple):
         return self.cards > 0 and not self.mem
 
 
-class Shape(NamedTuple):
+class RequestShape(NamedTuple):
     """A request size, and the cards that the request may use.
 
     kinds: the allowed kinds of cards; None for all.

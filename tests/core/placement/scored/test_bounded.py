@@ -17,7 +17,7 @@ from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import SAMPLE_NODES, ShapeScores
 from cardwise.core.placement.scored.scoring import WeightedShape, WorkloadModel
-from cardwise.core.placement.scored.shapes import RequestSize, Shape
+from cardwise.core.placement.scored.shapes import RequestShape, RequestSize
 from cardwise.core.placement.searching import CheckLimit, SearchTooLong
 from cardwise.core.values.quantity import MiB
 from tests.build import container, pod
@@ -156,7 +156,7 @@ def row_of(fitting, nodes):
     table = NodeTable()
     for name in sorted(loads):
         table.set_node(name, ledger.node(name), loads.free_load(name))
-    shape = Shape(RequestSize(1, 500, 0, "", 0, 0))
+    shape = RequestShape(RequestSize(1, 500, 0, "", 0, 0))
     scoring = Pricing(WorkloadModel([WeightedShape(shape, 1.0)], typical_card_mib=1000.0, prices={}))
     return table, loads, ledger, ShapeScores(table, NodeFeatures(table, scoring), shape)
 
@@ -190,7 +190,7 @@ def test_nodes_that_have_gone_are_not_scanned():
     alone.set_node("n0", ledger.node("n0"), loads.free_load("n0"))
     policy = Pricing(
         WorkloadModel(
-            [WeightedShape(Shape(RequestSize(2, 0, 0, "", 1000, 1000)), 1.0)], typical_card_mib=1000.0, prices={}
+            [WeightedShape(RequestShape(RequestSize(2, 0, 0, "", 1000, 1000)), 1.0)], typical_card_mib=1000.0, prices={}
         )
     )
     seen = [policy.measure_supply(of.lines, policy.node_features(of.lines)) for of in (table, alone)]

@@ -15,7 +15,7 @@ from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.fragments import FragmentMeasure
 from cardwise.core.placement.scored.nodetable import NodeTable, tie_break_rank
 from cardwise.core.placement.scored.scoring import WeightedShape
-from cardwise.core.placement.scored.shapes import RequestSize, Shape
+from cardwise.core.placement.scored.shapes import RequestShape, RequestSize
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB, Percent
 from tests.core.placement.scored.engines import CARD, Loads, knows, load, share, whole, world
@@ -31,7 +31,7 @@ def cards_of(placed):
 
 def fragmentation(*workload):
     total = sum(weight for _, weight in workload)
-    weighted = [WeightedShape(Shape(request_size), weight / total) for request_size, weight in workload]
+    weighted = [WeightedShape(RequestShape(request_size), weight / total) for request_size, weight in workload]
     return FragmentMeasure(weighted)
 
 
@@ -85,7 +85,7 @@ def test_fragments_are_those_of_the_example():
 
 def test_free_cards_count_in_cards_whatever_their_size():
     small = fragmentation((WHOLE, 1), (HALF, 1))
-    big = FragmentMeasure([WeightedShape(Shape(HALF._replace(mem=50_000)), 1.0)])
+    big = FragmentMeasure([WeightedShape(RequestShape(HALF._replace(mem=50_000)), 1.0)])
     assert small.useful_mib(lines(n=[1000])).sum() == pytest.approx(1000)
     assert big.useful_mib(lines(n=[1000])).sum() == 0.0
 

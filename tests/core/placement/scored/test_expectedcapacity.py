@@ -11,7 +11,7 @@ from cardwise.core.placement.placement import place_on
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.nodetable import CLIENTS_OF_UNSHARED_CARD
-from cardwise.core.placement.scored.shapes import RequestSize, Shape
+from cardwise.core.placement.scored.shapes import RequestShape, RequestSize
 from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.core.values.quantity import MiB
 from tests.theory import theory_of
@@ -68,7 +68,7 @@ def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes)
 def make_measure(*workload):
     """The expected capacity of requests for these numbers of cards, with their weights."""
     expected = ExpectedCapacity(
-        [Shape(RequestSize(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload]
+        [RequestShape(RequestSize(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload]
     )
     expected.set_weights(np.array([weight for *_, weight in workload]))
     return expected

@@ -4,7 +4,7 @@ import numpy as np
 
 from cardwise.core.placement.scored.kindprices import KindPrices
 from cardwise.core.placement.scored.scoring import WeightedShape
-from cardwise.core.placement.scored.shapes import RequestSize, Shape
+from cardwise.core.placement.scored.shapes import RequestShape, RequestSize
 from tests.theory import theory_of
 
 A, OTHER = 0, 1
@@ -14,7 +14,7 @@ WHOLE = RequestSize(1, 0, 0, "", 0, 0)
 
 def prices(free_of_a: int, free_of_others: int) -> list[float]:
     """The prices of a card of kind A and of any other, if half of the demand names A."""
-    workload = [WeightedShape(Shape(WHOLE, frozenset({A})), 0.5), WeightedShape(Shape(WHOLE), 0.5)]
+    workload = [WeightedShape(RequestShape(WHOLE, frozenset({A})), 0.5), WeightedShape(RequestShape(WHOLE), 0.5)]
     kinds = KindPrices(workload, typical_card_mib=CARD)
     kinds.update_prices(np.array([free_of_a, free_of_others], np.float64))
     return list(kinds.prices_of(np.array([A, OTHER]))) if kinds.has_prices else [0.0, 0.0]
