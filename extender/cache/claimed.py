@@ -16,15 +16,19 @@ deallocates the claim. The watch shows that, P's row becomes UNCONFIRMED, and a 
 at 0.2, and A is avoided for P until 30, or until a pod leaves A. P is planned on B at once; after later refusals it
 waits 1, 2, 4, ... seconds before, at most 60.
 
-Not thread-safe: the caller holds the lock of `State`.
+Each call holds the lock of `State`, and there may be tens of thousands of pods and claims. So no method walks over all
+of them: what is due is found by its time (`Deadlines`), and callers read lists of UIDs in parts (`in_parts`). Not
+thread-safe.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
+from extender.cache.deadlines import Deadlines
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import UNPOSTED_PHASES, Phase, Reservation, Reservations
 from extender.records.claim import ClaimRecord, PendingByClaim
@@ -39,6 +43,8 @@ _REFUSED_SECONDS: Final = 1.0
 _STALE_REFUSAL_SECONDS: Final = 10.0
 _UNUSED_SECONDS: Final = 5.0  # seconds for which a claim without a pod is kept: the watches may be late
 _FOREVER: Final = float("inf")
+_PODS_PER_HOLD: Final = 32  # pods for the methods that take UIDs: below 1 ms also for members of big gangs
+_MAX_TIMES: Final = 256  # times that are read in one call; the next call continues
 
 
 @dataclass(slots=True)
@@ -76,6 +82,11 @@ class TakeBack(NamedTuple):
     is_gang_started: bool
 
 
+def in_parts(uids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The UIDs in parts of which each is for one hold of the lock."""
+    return (uids[first : first + _PODS_PER_HOLD] for first in range(0, len(uids), _PODS_PER_HOLD))
+
+
 class ClaimedPods:
     """The pending pods by claim, and all claims of Cardwise's class."""
 
@@ -94,7 +105,11 @@ class ClaimedPods:
         self._attempts: dict[str, _Attempts] = {}  # by UID of a pending pod
         self._refused: dict[str, str] = {}  # by UID of pods whose row is UNCONFIRMED since a refusal: the reason
         self._unsettled: dict[str, TakeBack] = {}  # pods that were bound while their claims were taken back
-        self._unused_since: dict[str, float] = {}  # by key of a claim without a pod
+        self._queue: list[tuple[int, str, str]] = []  # `PendingByClaim.order` of all `_pods`, sorted
+        self._backoffs = Deadlines()  # by UID, when the pod may be planned again
+        self._checks = Deadlines()  # by UID of an allocated pod, when to check whether kube-scheduler has refused it
+        self._unused = Deadlines()  # by key of a claim that may have no pod any more, when it may be deleted
+        reservations.on_dropped = self._mark_unused
 
     # Objects of the API server.
 
@@ -104,8 +119,12 @@ class ClaimedPods:
         before, self._pods[uid] = self._pods.get(uid), pod
         attempts = self._attempts.setdefault(uid, _Attempts(refused_before=pod.refused))
         row = self._reservations.get(uid)
+        if before is None or before.order != pod.order:
+            self._remove_from_queue(before)
+            insort(self._queue, pod.order)
         if row is not None and row.phase is Phase.ALLOCATED and pod.refused:
             attempts.refused_since = min(attempts.refused_since, self._clock.now())
+            self._checks.set(uid, self._refusal_time(row, attempts))
         if before is None or (before.claim, before.gated, before.is_schedulable) != (
             pod.claim,
             pod.gated,
@@ -117,10 +136,15 @@ class ClaimedPods:
     def remove_pod(self, uid: str) -> None:
         """Forget a pod that is finished or gone, or that does not wait for a claim."""
         self._unsettled.pop(uid, None)
-        if self._pods.pop(uid, None) is not None:
+        pod = self._pods.pop(uid, None)
+        if pod is not None:
+            self._remove_from_queue(pod)
             self.changes += 1
         self._attempts.pop(uid, None)
         self._refused.pop(uid, None)
+        self._backoffs.discard(uid)
+        self._checks.discard(uid)
+        self._mark_unused(uid)
 
     def mark_bound(self, uid: str) -> None:
         """Record that a pod is bound. Call this before its reservation is changed.
@@ -147,7 +171,9 @@ class ClaimedPods:
         before = self._claims.get(claim.key)
         self._claims[claim.key] = claim
         self._keys_by_pod[claim.pod.uid] = claim.key
-        self._unused_since.pop(claim.key, None)
+        if before is None or before.uid != claim.uid:
+            self._unused.discard(claim.key)
+            self._mark_unused(claim.pod.uid)
         if before is not None and before.uid == claim.uid and before.is_allocated and not claim.is_allocated:
             self._on_refused(claim.pod.uid, "kube-scheduler has deallocated the claim")
         else:
@@ -158,7 +184,7 @@ class ClaimedPods:
         claim = self._claims.pop(key, None)
         if claim is None:
             return
-        self._unused_since.pop(key, None)
+        self._unused.discard(key)
         was_deleted_here = self._deleted.pop(claim.uid, claim) is None
         if self._keys_by_pod.get(claim.pod.uid) == key:
             del self._keys_by_pod[claim.pod.uid]
@@ -167,16 +193,22 @@ class ClaimedPods:
 
     # Pods to plan.
 
-    def pods_in_order(self) -> list[PendingByClaim]:
-        """The pods that may be planned now, in the order of the queue."""
+    def queue(self) -> list[tuple[int, str, str]]:
+        """`PendingByClaim.order` of all pods without a node, sorted. It ends with the UID, for `due_pods`."""
+        return self._queue.copy()
+
+    def due_pods(self, uids: Iterable[str]) -> list[PendingByClaim]:
+        """The pods among these that may be planned now."""
         now = self._clock.now()
-        return sorted((pod for pod in self._pods.values() if self._is_due(pod, now)), key=lambda pod: pod.order)
+        return [pod for uid in uids if (pod := self._pods.get(uid)) is not None and self._is_due(pod, now)]
 
     def next_due(self) -> float:
         """When the back-off of the next pod ends, in seconds of the clock; infinity if no pod backs off."""
         now = self._clock.now()
-        times = (attempts.not_before for attempts in self._attempts.values() if attempts.not_before > now)
-        return min(times, default=_FOREVER)
+        for _ in range(_MAX_TIMES):
+            if self._backoffs.pop_due(now) is None:
+                break
+        return self._backoffs.next()
 
     def get(self, uid: str) -> PendingByClaim | None:
         """The pod, if it has no node and waits for its claim or its gate."""
@@ -200,6 +232,9 @@ class ClaimedPods:
         attempts, pod = self._attempts.get(uid), self._pods.get(uid)
         if attempts is not None and pod is not None:
             attempts.refused_before, attempts.refused_since = pod.refused, _FOREVER
+            row = self._reservations.get(uid)
+            if pod.refused and row is not None:
+                self._checks.set(uid, self._refusal_time(row, attempts))
 
     def mark_failed(self, uid: str, *, node: str = "", seconds: float = 0.0) -> None:
         """Record that the pod could not be placed.
@@ -217,6 +252,8 @@ class ClaimedPods:
             attempts.avoided[node] = now + seconds_avoided, self._loads.freed_count_of(node)
         backoff = 0.0 if not attempts.failures else _FIRST_BACKOFF * 2 ** min(attempts.failures - 1, _MAX_DOUBLINGS)
         attempts.not_before = now + max(seconds, min(backoff, _MAX_BACKOFF))
+        if attempts.not_before > now:
+            self._backoffs.set(uid, attempts.not_before)
         attempts.failures += 1
         self.changes += 1
 
@@ -242,73 +279,113 @@ class ClaimedPods:
         elif phase is Phase.ALLOCATED:
             self.mark_allocated(uid)
 
-    def begin_epoch(self) -> None:
-        """Begin a leader epoch: the claims that could not be used yet are deleted, and all others are known.
-
-        Rows of former attempts follow the claims.
+    def begin_epoch(self, uids: Iterable[str]) -> None:
+        """Begin a leader epoch for these pods: the claims that could not be used yet are deleted, and all others are
+        known. Rows of former attempts follow the claims.
         """
-        for row in list(self._reservations.rows_in_phases(Phase.UNCONFIRMED)):
-            if row.by_claim:
-                self._refused.pop(row.pod.uid, None)
-                self._reservations.settle_claim(row.pod.uid, None)
-                self._adopt(row.pod.uid)
-        for claim in self._claims.values():
-            pod = self._pods.get(claim.pod.uid)
-            if pod is None or claim.allocation is None or not self._must_finish(pod, claim):
+        for uid in uids:
+            row = self._reservations.get(uid)
+            if row is not None and row.phase is Phase.UNCONFIRMED and row.by_claim:
+                self._refused.pop(uid, None)
+                self._reservations.settle_claim(uid, None)
+                self._adopt(uid)
+            pod, claim = self._pods.get(uid), self._claims.get(self._keys_by_pod.get(uid, ""))
+            if pod is None or claim is None or claim.allocation is None or not self._must_finish(pod, claim):
                 continue
-            former = self._reservations.get(pod.ref.uid)
+            former = self._reservations.get(uid)
             if former is None or former.phase in UNPOSTED_PHASES:
-                self._reservations.release_plan(pod.ref.uid)
+                self._reservations.release_plan(uid)
                 node, assignment = claim.allocation.node, claim.allocation.assignment
                 self._reservations.set_allocated(pod.waiting, node, assignment, Phase.UNCONFIRMED)
         self.changes += 1
 
     # Claims to take back and to delete.
 
-    def take_backs(self) -> list[TakeBack]:
-        """The pods whose claims must be read: refused ones, and those with an unknown outcome."""
+    def uids_to_take_back(self) -> list[str]:
+        """The UIDs of the pods for `take_backs`: refused ones, and those with an unknown outcome."""
         now = self._clock.now()
-        for row in list(self._reservations.rows_in_phases(Phase.ALLOCATED)):
-            attempts = self._attempts.get(row.pod.uid)
-            if attempts is None:
-                continue
-            seconds = _STALE_REFUSAL_SECONDS if attempts.refused_before else _REFUSED_SECONDS
-            pod = self._pods.get(row.pod.uid)
-            since = row.since if attempts.refused_before and pod is not None and pod.refused else attempts.refused_since
-            if now - since >= seconds * 2 ** min(attempts.failures, _MAX_DOUBLINGS):
-                self._on_refused(row.pod.uid, "kube-scheduler finds no node for the pod")
-        unconfirmed = self._reservations.rows_in_phases(Phase.UNCONFIRMED)
-        return [*self._unsettled.values(), *(self._make_take_back(row) for row in unconfirmed if row.by_claim)]
+        for _ in range(_MAX_TIMES):
+            uid = self._checks.pop_due(now)
+            if uid is None:
+                break
+            self._check_refusal(uid, now)
+        return [*self._unsettled, *self._reservations.uids_in_phase(Phase.UNCONFIRMED)]
 
-    def claims_to_fence(self) -> list[ClaimRecord]:
-        """The claims of pods without a node by which kube-scheduler cannot bind the pod yet: the gate is closed, or the
-        claim is not allocated. A former leader has not finished them, and may still be about to.
+    def take_backs(self, uids: Iterable[str]) -> list[TakeBack]:
+        """The pods among these whose claims must be read."""
+        entries = []
+        for uid in uids:
+            row = self._reservations.get(uid)
+            if uid in self._unsettled:
+                entries.append(self._unsettled[uid])
+            elif row is not None and row.phase is Phase.UNCONFIRMED and row.by_claim:
+                entries.append(self._make_take_back(row))
+        return entries
+
+    def claims_to_fence(self, uids: Iterable[str]) -> list[ClaimRecord]:
+        """The claims of these pods by which kube-scheduler cannot bind the pod yet: the gate is closed, or the claim is
+        not allocated. A former leader has not finished them, and may still be about to.
 
         Not those of a gang that has started: `begin_epoch` lets them be finished.
         """
         return [
             claim
-            for claim in self._claims.values()
-            if (pod := self._pods.get(claim.pod.uid)) is not None
+            for uid in uids
+            if (pod := self._pods.get(uid)) is not None
+            and (claim := self._claims.get(self._keys_by_pod.get(uid, ""))) is not None
             and (pod.gated or claim.allocation is None)
             and claim.uid not in self._deleted
             and not self._must_finish(pod, claim)
         ]
 
-    def unused_claims(self) -> list[ClaimRecord]:
-        """The claims that no pod needs: the pod has ended, its node has proved that, and the claim still exists."""
-        now = self._clock.now()
-        unused = []
-        for key, claim in self._claims.items():
-            if claim.uid in self._deleted:
-                continue
-            if claim.pod.uid in self._pods or self._reservations.get(claim.pod.uid) is not None:
-                self._unused_since.pop(key, None)
-            elif now - self._unused_since.setdefault(key, now) >= _UNUSED_SECONDS:
+    def unused_claims(self, max_count: int) -> list[ClaimRecord]:
+        """Up to `max_count` claims that no pod needs: the pod has ended, its node has proved that, and the claim still
+        exists.
+
+        Each is returned again after `_UNUSED_SECONDS`, behind all others, until the watch shows its deletion.
+        """
+        now, unused = self._clock.now(), list[ClaimRecord]()
+        for _ in range(max_count):
+            key = self._unused.pop_due(now)
+            if key is None:
+                break
+            claim = self._claims[key]
+            if claim.uid not in self._deleted and self._is_unused(claim):
+                self._unused.set(key, now + _UNUSED_SECONDS)
                 unused.append(claim)
         return unused
 
     # Private helpers.
+
+    def _remove_from_queue(self, pod: PendingByClaim | None) -> None:
+        if pod is not None:
+            del self._queue[bisect_left(self._queue, pod.order)]
+
+    def _is_unused(self, claim: ClaimRecord) -> bool:
+        return claim.pod.uid not in self._pods and self._reservations.get(claim.pod.uid) is None
+
+    def _mark_unused(self, uid: str) -> None:
+        """Record that the pod's claim may have no pod any more. The watches may be late, so it is kept for a while."""
+        claim = self._claims.get(self._keys_by_pod.get(uid, ""))
+        if claim is not None and claim.key not in self._unused and self._is_unused(claim):
+            self._unused.set(claim.key, self._clock.now() + _UNUSED_SECONDS)
+
+    def _refusal_time(self, row: Reservation, attempts: _Attempts) -> float:
+        """When the pod counts as refused by kube-scheduler, if its status still says so then."""
+        seconds = _STALE_REFUSAL_SECONDS if attempts.refused_before else _REFUSED_SECONDS
+        pod = self._pods.get(row.pod.uid)
+        since = row.since if attempts.refused_before and pod is not None and pod.refused else attempts.refused_since
+        return since + seconds * 2.0 ** min(attempts.failures, _MAX_DOUBLINGS)
+
+    def _check_refusal(self, uid: str, now: float) -> None:
+        row, attempts = self._reservations.get(uid), self._attempts.get(uid)
+        if row is None or row.phase is not Phase.ALLOCATED or attempts is None:
+            return
+        time = self._refusal_time(row, attempts)
+        if time <= now:
+            self._on_refused(uid, "kube-scheduler finds no node for the pod")
+        elif time < _FOREVER:
+            self._checks.set(uid, time)
 
     def _make_take_back(self, row: Reservation) -> TakeBack:
         uid = row.pod.uid

@@ -42,7 +42,7 @@ lock of `State`.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -217,6 +217,7 @@ class Reservations:
     """
 
     def __init__(self, reports: Inventory, capacity: Capacity, timeouts: Timeouts, clock: Clock) -> None:
+        self.on_dropped: Callable[[str], object] = lambda _: None  # called with the UID of a row that has ended
         self.nominations = Nominations(capacity.loads)
         self._reports = reports
         self._capacity = capacity
@@ -236,6 +237,10 @@ class Reservations:
     def rows_in_phases(self, *phases: Phase) -> Iterator[Reservation]:
         """All rows in these phases."""
         return (row for phase in phases for row in self._by_phase[phase].values())
+
+    def uids_in_phase(self, phase: Phase) -> list[str]:
+        """The pods with a row in the phase."""
+        return list(self._by_phase[phase])
 
     def count_rows(self, phase: Phase) -> int:
         """The number of rows in the phase."""
@@ -717,6 +722,7 @@ class Reservations:
             self._remove_from_peers(row)
             del self._rows[row.pod.uid], self._by_phase[row.phase][row.pod.uid]
             self._sync_capacity(row.pod.uid, seen_by_scheduler=seen_by_scheduler)
+            self.on_dropped(row.pod.uid)
 
     def _sync_capacity(self, uid: str, *, seen_by_scheduler: bool = False) -> None:
         """Update the ledger and totals to the pod's current holding.

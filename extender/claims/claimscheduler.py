@@ -11,7 +11,7 @@ volumes, other pods, spreading), the extender learns from its refusals (`cache.c
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -29,6 +29,7 @@ from cardwise.kube.pods.nodeconstraints import NodePreferences
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings, NotifyFullQuota
 from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PodChanged
+from extender.cache.claimed import in_parts
 from extender.cache.reservations import KnownBinding, Phase
 from extender.claims.takeback import ClaimTakeBack
 from extender.gangs.gangtypes import BindNow, BindRefused, Permit
@@ -158,10 +159,10 @@ class ClaimScheduler:
         if generation == self._tried_at and now < self._next_pass:
             return
         with self._state.claimed_pods() as claimed:
-            pods, next_due = claimed.pods_in_order(), claimed.next_due()
+            queue, next_due = claimed.queue(), claimed.next_due()
         refused, search = set[object](), _NodeSearches(self._state)
         planned = 0
-        for pod in pods:
+        for pod in self._due_pods(queue):
             if not self._active() or planned >= _MAX_PODS_PER_STEP or len(self._publishing) >= _MAX_PUBLISHING:
                 return  # the next step continues
             if pod.ref.uid in self._arrived or pod.ref.uid in self._publishing or pod.shape in refused:
@@ -171,6 +172,12 @@ class ClaimScheduler:
             elif pod.gang is None:
                 refused.add(pod.shape)
         self._tried_at, self._next_pass = generation, min(now + _PASS_SECONDS, next_due)
+
+    def _due_pods(self, queue: Sequence[tuple[int, str, str]]) -> Iterator[PendingByClaim]:
+        for part in in_parts([uid for _, _, uid in queue]):
+            with self._state.claimed_pods() as claimed:
+                pods = claimed.due_pods(part)
+            yield from pods
 
     def _plan_pod(self, pending: PendingByClaim, search: _NodeSearches, epoch: int) -> bool:
         """Choose the pod's node and begin to publish it. Returns False if the pod fits no node now."""

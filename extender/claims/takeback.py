@@ -5,7 +5,7 @@ API server carries it out. A pod that may have been bound meanwhile is read once
 kube-scheduler does not read the claim again before it binds the pod. If the pod is bound, it gets its claim back.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -20,7 +20,7 @@ from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
 from cardwise.kube.client import KubeClient
 from extender.binding import claimwriter
 from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter
-from extender.cache.claimed import TakeBack
+from extender.cache.claimed import TakeBack, in_parts
 from extender.cache.reservations import Phase
 from extender.leadership.fence import run_in_parallel
 from extender.records.claim import ClaimRecord
@@ -33,6 +33,7 @@ _SETTLE_SECONDS: Final = 1.0  # longer than kube-scheduler needs from its choice
 _RETRY_SECONDS: Final = 1.0
 _BOUND_SECONDS: Final = 5.0  # seconds after which a bound pod is read again, if the watch does not show it bound
 _UNUSED_SECONDS: Final = 2.0  # seconds between two searches for unused claims
+_MAX_BUSY: Final = 64  # pods that threads read: more would only wait
 _MAX_UNUSED: Final = 64  # unused claims that are deleted in one step
 _FENCE_SECONDS: Final = 10.0  # seconds in which failed deletions are repeated before a leader epoch begins
 _TIMEOUT: Final = 2.0
@@ -76,10 +77,15 @@ class ClaimTakeBack:
         """Begin to settle the pods whose outcome is unknown or that were refused, and delete unused claims."""
         now = self._clock.now()
         with self._state.claimed_pods() as claimed:
-            due = [entry for entry in claimed.take_backs() if self._not_before.get(entry.pod.uid, now) <= now]
-            unused = claimed.unused_claims()[:_MAX_UNUSED] if now >= self._unused_at else []
-        for entry in due:
-            if entry.pod.uid not in self._busy:
+            uids = claimed.uids_to_take_back()
+            unused = claimed.unused_claims(_MAX_UNUSED) if now >= self._unused_at else []
+        due = [uid for uid in uids if uid not in self._busy and self._not_before.get(uid, now) <= now]
+        for part in in_parts(due):
+            if len(self._busy) >= _MAX_BUSY:
+                break  # the next step continues
+            with self._state.claimed_pods() as claimed:
+                entries = claimed.take_backs(part)
+            for entry in entries:
                 self._busy.add(entry.pod.uid)
                 self._pool().submit(self._run, entry, epoch)
         if now >= self._unused_at:
@@ -180,19 +186,28 @@ class ClaimTakeBack:
         backoff = Backoff(initial=0.05, cap=1.0, max_retry_after=LEADER_RETRY_AFTER)
         until = self._clock.now() + _FENCE_SECONDS
         while still_leads():
-            with self._state.claimed_pods() as claimed:
-                unfinished = claimed.claims_to_fence()
+            unfinished = list[ClaimRecord]()
+            for part in self._pods_in_parts():
+                with self._state.claimed_pods() as claimed:
+                    unfinished += claimed.claims_to_fence(part)
             failures = [
                 error for error in run_in_parallel(self._fence_claim, unfinished, _PARALLEL) if error is not None
             ]
             if not failures or self._clock.now() > until:
                 for error in failures[:1]:
                     _log.warning("failed to delete claims of a former leader", claims=len(failures), error=str(error))
-                with self._state.claimed_pods() as claimed:
-                    claimed.begin_epoch()
+                for part in self._pods_in_parts():
+                    with self._state.claimed_pods() as claimed:
+                        claimed.begin_epoch(part)
                 return still_leads()
             self._clock.sleep(backoff.next_delay(max((error.retry_after or 0.0 for error in failures), default=None)))
         return False
+
+    def _pods_in_parts(self) -> Iterator[Sequence[str]]:
+        """The UIDs of all pods that may have a row or claim of a former attempt, for one hold of the lock each."""
+        with self._state.claimed_pods() as claimed:
+            queue, uids = claimed.queue(), claimed.uids_to_take_back()
+        return in_parts(list(dict.fromkeys([*(uid for _, _, uid in queue), *uids])))
 
     def _fence_claim(self, claim: ClaimRecord) -> errors.KubeError | None:
         path, options = paths.resourceclaims(claim.namespace, claim.name), {"preconditions": {"uid": claim.uid}}

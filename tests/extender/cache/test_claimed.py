@@ -1,8 +1,13 @@
 """Which pods by claim are planned, taken back and freed, by what the watches show."""
 
+import gc
+import time
+from dataclasses import replace
+
 import pytest
 
 from cardwise.core.api.request import Load
+from extender.cache.claimed import in_parts
 from extender.cache.reservations import Phase
 from extender.records.nodeinfo import PlacedPod
 from tests.build import P100
@@ -41,11 +46,12 @@ class World:
 
     def take_backs(self):
         with self.state.claimed_pods() as claimed:
-            return [(entry.pod.name, entry.refusal is not None) for entry in claimed.take_backs()]
+            entries = claimed.take_backs(claimed.uids_to_take_back())
+        return [(entry.pod.name, entry.refusal is not None) for entry in entries]
 
     def pending(self):
         with self.state.claimed_pods() as claimed:
-            return [pod.ref.name for pod in claimed.pods_in_order()]
+            return [pod.ref.name for pod in claimed.due_pods(uid for _, _, uid in claimed.queue())]
 
     def avoided(self):
         with self.state.claimed_pods() as claimed:
@@ -148,7 +154,10 @@ def test_a_new_leader_fences_what_is_unfinished_and_keeps_what_is_whole(world):
     world.show(empty)
     world.show_claim(claim_record(empty, None, uid="claim-3"))
     with world.state.claimed_pods() as claimed:
-        assert {claim.uid for claim in claimed.claims_to_fence()} == {"claim-1", "claim-3"}
+        assert {claim.uid for claim in claimed.claims_to_fence(uid for _, _, uid in claimed.queue())} == {
+            "claim-1",
+            "claim-3",
+        }
 
 
 def test_a_claim_that_this_process_has_deleted_is_not_adopted_again(world):
@@ -166,13 +175,13 @@ def test_a_claim_without_a_pod_is_deleted_once_the_node_has_proved_the_end(world
     world.allocate()
     world.show(bound("p", 900, 0))
     with world.state.claimed_pods() as claimed:
-        assert claimed.unused_claims() == []
+        assert claimed.unused_claims(9) == []
     world.show(bound("p", 900, 0, phase="Succeeded", containers="terminated"))
     world.clock.advance(0.1)
     with world.state.claimed_pods() as claimed:
-        claimed.unused_claims()
+        assert claimed.unused_claims(9) == []
         world.clock.advance(5.1)
-        assert [claim.uid for claim in claimed.unused_claims()] == ["claim-1"]
+        assert [claim.uid for claim in claimed.unused_claims(9)] == ["claim-1"]
 
 
 def test_a_pod_with_a_gate_of_another_project_is_not_planned(world):
@@ -190,3 +199,61 @@ def test_the_order_is_that_of_the_queue(world):
         manifest["spec"]["priority"] = priority
         world.show(manifest)
     assert world.pending() == ["c", "b", "a"]
+
+
+def test_claims_that_cannot_be_deleted_keep_no_others_waiting(world):
+    for number in range(1, 8):
+        world.show_claim(claim_record(claiming(f"p{number}", number=number), uid=f"claim-{number}"))
+    world.clock.advance(5.1)
+    seen = []
+    for _ in range(4):
+        with world.state.claimed_pods() as claimed:
+            seen += [claim.uid for claim in claimed.unused_claims(2)]
+    assert seen == [f"claim-{number}" for number in range(1, 8)], "each once"
+    world.clock.advance(5.1)
+    with world.state.claimed_pods() as claimed:
+        assert [claim.uid for claim in claimed.unused_claims(2)] == ["claim-1", "claim-2"], (
+            "and again, since they exist"
+        )
+
+
+def test_each_hold_of_the_lock_is_short_with_tens_of_thousands_of_pods_and_claims(world):
+    """Time of this thread, without the garbage collector, best of three; before, 60,000 claims took 50 ms."""
+    first, others = claiming(), 10_000
+    pending, claim = as_pod(first).by_claim, claim_record(first)
+    with world.state.claimed_pods() as claimed:
+        for number in range(others):
+            ref = pending.ref._replace(uid=f"uid-{number}")
+            claimed.set_pod(replace(pending, waiting=replace(pending.waiting, ref=ref)))
+        for number in range(60_000):
+            ref = pending.ref._replace(uid=f"uid-{number}")
+            claimed.set_claim(claim._replace(name=f"cardwise-{number}", uid=f"claim-{number}", pod=ref))
+    world.clock.advance(10.0)
+    uids = [f"uid-{number}" for number in range(others)]
+    part = next(iter(in_parts(uids)))
+    calls = {
+        "queue": claimed.queue,
+        "due_pods": lambda: claimed.due_pods(part),
+        "next_due": claimed.next_due,
+        "uids_to_take_back": claimed.uids_to_take_back,
+        "take_backs": lambda: claimed.take_backs(part),
+        "claims_to_fence": lambda: claimed.claims_to_fence(part),
+        "begin_epoch": lambda: claimed.begin_epoch(part),
+        "unused_claims": lambda: claimed.unused_claims(64),
+        "set_pod": lambda: claimed.set_pod(pending),
+    }
+    seconds = {}
+    gc.disable()
+    try:
+        for name, call in calls.items():
+            seconds[name] = min(_thread_seconds(call) for _ in range(3))
+    finally:
+        gc.enable()
+    assert len(claimed.queue()) == others + 1
+    assert max(seconds.values()) < 0.002, seconds
+
+
+def _thread_seconds(call) -> float:
+    start = time.thread_time()
+    call()
+    return time.thread_time() - start
