@@ -18,7 +18,6 @@ The daemon is ready again, and allows 2048 MiB: A stays closed. It allows 4096 M
 
 from collections.abc import Callable, Mapping
 
-import msgspec
 import structlog
 
 from cardwise.devices.protocol import OtherDevice
@@ -26,7 +25,7 @@ from cardwise.gpus.protocol import GpuCard, Health
 from deviceplugin.grants.access import Access, Delivery
 from deviceplugin.grants.cdi import NoDevice
 from deviceplugin.grants.granting import StartRefused, check_cards, check_devices, check_health, kernel_obstacles
-from deviceplugin.grants.grants import AddedGrant, Grant, GrantStore
+from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsWait
 
@@ -120,9 +119,4 @@ class Gates:
             raise StartRefused(readiness.problem)
         if readiness.folders == grant.mps:
             return grant
-        changed = msgspec.structs.replace(grant, mps=readiness.folders)
-        totals = {card.uuid: card.memory for card in hardware.cards.values()}
-        added = self._grants.add(changed, totals)
-        if not isinstance(added, AddedGrant):
-            raise StartRefused(str(added))
-        return added.grant
+        return self._grants.set_mps(grant, readiness.folders)

@@ -350,6 +350,21 @@ class GrantStore:
             self._latest_ns,
         )
 
+    def set_mps(self, grant: Grant, folders: tuple[str, ...]) -> Grant:
+        """Change the folders of the MPS daemons that the container gets. Returns the changed grant. Raises OSError.
+
+        Changes nothing in the store if the grant was released or replaced meanwhile.
+        """
+        changed = msgspec.structs.replace(grant, mps=folders)
+        key = (grant.pod_uid, grant.container)
+        with self._disk_lock(grant.pod_uid):
+            with self._lock:
+                if self._grants.get(key) is not grant:
+                    return changed
+                self._grants[key] = changed
+            self._write_grant(changed)
+        return changed
+
     def adopt_grant(self, grant: Grant) -> None:
         """Add the grant of a running container without checking the card. Raises OSError.
 

@@ -9,6 +9,8 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.quantity import MiB
+from deviceplugin.grants.grants import GrantStore
+from deviceplugin.grants.mpswait import MpsWait
 from tests.deviceplugin.claimedpods import ClaimedPod
 from tests.deviceplugin.conftest import Rig, card_uuid
 from tests.deviceplugin.fakenode import SeenKubelet, SeenRuntime
@@ -99,6 +101,33 @@ def test_a_container_whose_daemon_changes_gets_the_new_one(rig, world):
     assert (pod.closed(), mount["hostPath"] == other["hostPath"]) == ("", False)
     (grant,) = rig.agent.grants.list_grants()
     assert other["hostPath"].startswith(grant.mps[0])
+
+
+def test_many_containers_get_a_new_daemon_without_comparing_each_with_all_others(rig, world, monkeypatch):
+    pods = [ClaimedPod(rig, f"p{i}", {"main": [(0, 100)]}, isolation="mps") for i in range(5)]
+    for pod in pods:
+        pod.run()
+    world.one_for_all()
+    monkeypatch.setattr(GrantStore, "_card_conflict", lambda *_: pytest.fail("compares a grant with all others"))
+    rig.agent._gates.update()
+    assert len({grant.mps for grant in rig.agent.grants.list_grants()}) == 1
+    assert [pod.closed() for pod in pods] == [""] * 5
+
+
+def test_a_grant_that_is_released_during_the_pass_stays_released(rig, world, monkeypatch):
+    pod = ClaimedPod(rig, isolation="mps")
+    pod.run()
+    world.one_for_all()
+    grants, check = rig.agent.grants, MpsWait.check_readiness
+
+    def release_first(*arguments):
+        grants.drop_grants_of_pod(pod.pod["metadata"]["uid"], grants.epoch())
+        return check(*arguments)
+
+    monkeypatch.setattr(MpsWait, "check_readiness", release_first)
+    rig.agent._gates.update()
+    assert grants.list_grants() == []
+    assert rig.agent._gates.closed == 0
 
 
 def test_after_a_reboot_no_container_starts_before_its_card_was_looked_at(rig):
