@@ -167,6 +167,11 @@ class State:
         with self._lock:
             yield self._claimed
 
+    def lowest_priority(self) -> int:
+        """The lowest priority of the pods on nodes; 0 without pods."""
+        with self._lock:
+            return self._loads.lowest_priority()
+
     def may_fit_generation(self) -> tuple[int, int, int, int]:
         """A value that changes whenever a pod of `claimed_pods` that was refused may fit now."""
         with self._lock:

@@ -36,6 +36,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, PatchKind
+from cardwise.kube.pods.nodeconstraints import REQUIRED_AFFINITY_FIELD, has_conditions
 from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 
@@ -81,11 +82,17 @@ class ClaimGrant:
 
 
 class ClaimWriter:
-    """Writes claims and opens gates. Thread-safe."""
+    """Writes claims and opens gates. Thread-safe.
 
-    def __init__(self, client: KubeClient, leadership: Leadership, clock: Clock = SYSTEM) -> None:
+    lowest_priority: returns the lowest priority of all pods on nodes. A pod above it is pinned to its node.
+    """
+
+    def __init__(
+        self, client: KubeClient, leadership: Leadership, lowest_priority: Callable[[], int], clock: Clock = SYSTEM
+    ) -> None:
         self._client = client
         self._leadership = leadership
+        self._lowest_priority = lowest_priority
         self._clock = clock
 
     def prepare(self, grant: ClaimGrant, deadline: float) -> None:
@@ -199,18 +206,21 @@ class ClaimWriter:
         """Nominate the node, write the annotations, and open the gate."""
         annotations = self._annotations(grant)
         path, backoff = paths.pods(grant.pod.namespace, grant.pod.name), Backoff(initial=0.05, cap=1.0)
-        version, problem = self._nominate(grant), "the deadline passed"
+        manifest, problem = self._nominate(grant), "the deadline passed"
         while self._clock.now() < deadline:
             try:
-                if version is None:
-                    version = self._read_version(grant, annotations)
-                    if version is None:
+                if manifest is None:
+                    manifest = self._read_unwritten(grant, annotations)
+                    if manifest is None:
                         return
+                version = manifest["metadata"]["resourceVersion"]
                 metadata: Json = {"uid": grant.pod.uid, "resourceVersion": version, "annotations": annotations}
                 body: Json = {"metadata": metadata}
                 if grant.gated:
                     body["spec"] = {"schedulingGates": [{"name": names.ALLOCATION_GATE, "$patch": "delete"}]}
-                version = None
+                    if may_preempt(manifest["spec"], self._lowest_priority()):
+                        body["spec"]["affinity"] = _pin(manifest["spec"], grant.node)
+                manifest = None
                 self._patch(grant.epoch, path, body, "strategic")
             except errors.NotFound as error:
                 raise PodChanged("the pod no longer exists") from error
@@ -225,8 +235,8 @@ class ClaimWriter:
                 return
         raise ClaimFailed(f"the pod was not changed in time: {problem}")
 
-    def _read_version(self, grant: ClaimGrant, annotations: Json) -> str | None:
-        """The pod's resourceVersion; None if the pod is as it is to be written.
+    def _read_unwritten(self, grant: ClaimGrant, annotations: Json) -> Json | None:
+        """The pod; None if it is as it is to be written.
 
         Raises PodChanged and KubeError.
         """
@@ -239,13 +249,13 @@ class ClaimWriter:
             return None
         if manifest["spec"].get("nodeName"):
             raise PodChanged(f"another program bound the pod to node {manifest['spec']['nodeName']}")
-        return str(manifest["metadata"]["resourceVersion"])
+        return manifest
 
-    def _nominate(self, grant: ClaimGrant) -> str | None:
+    def _nominate(self, grant: ClaimGrant) -> Json | None:
         """Write the node into the pod's status, so that kube-scheduler tries it first and alone.
 
-        Returns the pod's resourceVersion after that; None if it is unknown. kube-scheduler also finds the node without
-        the nomination, more slowly.
+        Returns the pod after that; None if it is unknown. kube-scheduler also finds the node without the nomination,
+        more slowly.
         """
         body = {"metadata": {"uid": grant.pod.uid}, "status": {"nominatedNodeName": grant.node}}
         path = paths.pods(grant.pod.namespace, grant.pod.name, "status")
@@ -257,7 +267,7 @@ class ClaimWriter:
         metadata, spec = manifest["metadata"], manifest["spec"]
         if spec.get("nodeName") or metadata.get("deletionTimestamp") or (grant.gated and not has_gate(manifest)):
             return None
-        return str(metadata["resourceVersion"])
+        return manifest
 
     def _annotations(self, grant: ClaimGrant) -> Json:
         if grant.assignment is None:
@@ -297,6 +307,37 @@ class ClaimWriter:
 def has_gate(pod: Json) -> bool:
     """Whether the pod has the gate that the extender opens."""
     return any(gate.get("name") == names.ALLOCATION_GATE for gate in pod["spec"].get("schedulingGates") or ())
+
+
+def may_preempt(spec: Json, lowest_priority: int) -> bool:
+    """Whether kube-scheduler may evict pods of the lowest priority for the pod with this spec."""
+    return spec.get("preemptionPolicy") != "Never" and (spec.get("priority") or 0) > lowest_priority
+
+
+def is_pinned(spec: Json) -> bool:
+    """Whether the pod's required affinity names its node. A controller may have written it, as for DaemonSets."""
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_AFFINITY_FIELD) or {}
+    terms = [term for term in required.get("nodeSelectorTerms") or () if has_conditions(term)]
+    return bool(terms) and all(
+        any(field.get("operator") == "In" and len(field["values"]) == 1 for field in term.get("matchFields") or ())
+        for term in terms
+    )
+
+
+def _pin(spec: Json, node: str) -> Json:
+    """The `affinity` that allows the pod only this node. Kubernetes lets a gated pod's affinity be tightened only.
+
+    Without it: the node's cpu is taken between the plan and kube-scheduler's try. kube-scheduler evicts a pod there,
+    and deallocates the claim in the same attempt. So the pod is planned elsewhere, and the eviction was in vain.
+    """
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_AFFINITY_FIELD) or {}
+    name = {"key": "metadata.name", "operator": "In", "values": [node]}
+    terms = [
+        # A term without conditions matches no node, and would match this one with a condition.
+        term | {"matchFields": [*(term.get("matchFields") or ()), name]} if has_conditions(term) else term
+        for term in required.get("nodeSelectorTerms") or ()
+    ]
+    return {"nodeAffinity": {REQUIRED_AFFINITY_FIELD: {"nodeSelectorTerms": terms or [{"matchFields": [name]}]}}}
 
 
 def is_whole(pod: Json, claim: Json | None, node: str, assignment: Assignment | None) -> bool:

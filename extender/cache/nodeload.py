@@ -7,6 +7,7 @@ lock of `State`. A snapshot shares data with the original. This is safe: maps wi
     and values of the other maps are only replaced.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -49,6 +50,7 @@ class NodeLoads:
         # By node, the number of pods that hold cards: for each priority the pods that could be evicted, and the pods
         # that terminate already.
         self._victims: dict[int, Map[str, int]] = {}
+        self._priorities = Counter[int]()  # how many pods on nodes have each priority
         self._terminating: Map[str, int] = Map()
         self._watched: list[set[str]] = []  # the sets that `watch` has returned
 
@@ -67,6 +69,7 @@ class NodeLoads:
             self._planned.copy(),
             self._keys_by_node.copy(),
         )
+        duplicate._priorities = self._priorities.copy()
         duplicate._victims, duplicate._terminating = self._victims.copy(), self._terminating
         return duplicate
 
@@ -245,6 +248,10 @@ class NodeLoads:
         """Whether a pod with cards could be evicted for a pod of this priority, on any node."""
         return min(self._victims, default=priority) < priority
 
+    def lowest_priority(self) -> int:
+        """The lowest priority of the pods on nodes; 0 without pods."""
+        return min(self._priorities, default=0)
+
     def nodes_with_victims(self, nodes: set[str], priority: int) -> set[str]:
         """The given nodes on which a pod with cards could be evicted for a pod of this priority."""
         return set[str]().union(
@@ -282,6 +289,10 @@ class NodeLoads:
         self._keys_by_node[placed_pod.node] = (*self._keys_by_node.get(placed_pod.node, ()), key)
 
     def _add_victim_count(self, placed_pod: PlacedPod, sign: int) -> None:
+        if placed_pod.uid:  # not only planned
+            self._priorities[placed_pod.priority] += sign
+            if not self._priorities[placed_pod.priority]:
+                del self._priorities[placed_pod.priority]
         if not placed_pod.holds_cards or placed_pod.fixed:
             return
         if placed_pod.terminating:

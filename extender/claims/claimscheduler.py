@@ -28,6 +28,7 @@ from cardwise.kube.events import Recorder
 from cardwise.kube.pods.nodeconstraints import NodePreferences
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings, NotifyFullQuota
+from extender.binding import claimwriter
 from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PodChanged
 from extender.cache.claimed import in_parts
 from extender.cache.reservations import KnownBinding, Phase
@@ -50,6 +51,7 @@ _PASS_SECONDS: Final = 1.0  # seconds after which all pods are tried again, alth
 _PUBLISH_SECONDS: Final = 20.0  # seconds in which a decision must be published
 _REFUSED_SECONDS: Final = 15.0  # back-off after an answer that the same write would get again, such as of a quota
 _MAX_REPORTED: Final = 4096  # pods whose last event is remembered
+_PINNED_TEXT: Final = "the pod's affinity names the node of its first plan; delete the pod to have it placed elsewhere"
 
 
 class _Arrived(NamedTuple):
@@ -112,7 +114,7 @@ class ClaimScheduler:
         self._active = active
         self._notice = notice
         self._clock = clock
-        self._writer = ClaimWriter(client, leadership, clock)
+        self._writer = ClaimWriter(client, leadership, state.lowest_priority, clock)
         self._take_back = ClaimTakeBack(
             client,
             state,
@@ -199,7 +201,9 @@ class ClaimScheduler:
                 break
         answer = answers[-1]
         if not answer.node_names:
-            self._report(pending.ref, _refusal_text(answers, avoided & weights.keys()))
+            text = _refusal_text(answers, avoided & weights.keys())
+            is_pinned = not pending.gated and claimwriter.is_pinned(manifest["spec"])
+            self._report(pending.ref, f"{text}; {_PINNED_TEXT}" if is_pinned else text)
             return False
         node = answer.node_names[0]
         search.mark_planned(node)

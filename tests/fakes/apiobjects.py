@@ -201,11 +201,12 @@ def merged(target: Any, change: Any) -> Any:
 
 
 _MERGE_KEYS = {"schedulingGates": "name", "conditions": "type"}
+_ATOMIC_LISTS = ("nodeSelectorTerms",)
 
 
 def merged_strategically(target: Any, change: Any, field: str = "") -> Any:
-    """A strategic merge patch, of the lists of `_MERGE_KEYS` only."""
-    if isinstance(change, list):
+    """A strategic merge patch, of the lists of `_MERGE_KEYS` and `_ATOMIC_LISTS` only."""
+    if isinstance(change, list) and field not in _ATOMIC_LISTS:
         key = _MERGE_KEYS[field]
         by_key = {element[key]: element for element in target or ()}
         for element in change:

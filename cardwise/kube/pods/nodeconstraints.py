@@ -129,7 +129,7 @@ class NodeConstraints(NamedTuple):
         """Parse a pod's nodeSelector, the nodeSelectorTerms of its required node affinity, and its tolerations."""
         return cls(
             tuple(sorted(selector.items())),
-            None if required is None else tuple(map(_parse_term, filter(_has_conditions, required))),
+            None if required is None else tuple(map(_parse_term, filter(has_conditions, required))),
             tuple(map(Toleration.from_json, tolerations)),
         )
 
@@ -163,7 +163,7 @@ class NodePreferences(NamedTuple):
             tuple(
                 (entry["weight"], _parse_term(entry["preference"]))
                 for entry in preferred
-                if _has_conditions(entry["preference"])
+                if has_conditions(entry["preference"])
             )
         )
 
@@ -184,7 +184,7 @@ def constraints_of(spec: Json) -> NodeConstraints:
     return NodeConstraints.parse(*constraint_fields(spec))
 
 
-def _has_conditions(term: Json) -> bool:
+def has_conditions(term: Json) -> bool:
     """Whether the term has a condition. A term without conditions matches no node."""
     return bool(term.get("matchExpressions") or term.get("matchFields"))
 

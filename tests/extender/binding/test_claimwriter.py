@@ -6,6 +6,7 @@ import pytest
 
 from cardwise.core.api import assignment, claims, names
 from cardwise.kube import paths
+from cardwise.kube.pods.nodeconstraints import REQUIRED_AFFINITY_FIELD
 from extender.binding.claimwriter import ClaimFailed, ClaimWriter, PodChanged, is_whole
 from extender.leadership.leadership import Leadership
 from tests.extender.claimpods import claiming, grant_for
@@ -22,10 +23,10 @@ WRITES = [("create", CLAIMS), ("patch", f"{CLAIM}/status"), ("patch", POD)]
 
 
 class World:
-    def __init__(self, *, gated: bool = True) -> None:
+    def __init__(self, *, gated: bool = True, lowest_priority: int = 0) -> None:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        self.writer = ClaimWriter(self.api.client(), Leadership(), self.clock)
+        self.writer = ClaimWriter(self.api.client(), Leadership(), lambda: lowest_priority, self.clock)
         self.api.write_object(paths.pods(), claiming(gated=gated))
         self.grant = grant_for(self.pod)
 
@@ -111,6 +112,51 @@ def test_a_claim_of_an_earlier_attempt_is_replaced():
     assert world.claim["metadata"]["uid"] != before
 
 
+IN_N1 = {"key": "metadata.name", "operator": "In", "values": ["n1"]}
+ZONE = {"key": "zone", "operator": "In", "values": ["a"]}
+OF_OTHERS = {"key": "metadata.name", "operator": "In", "values": ["n1", "n2"]}
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        (None, [{"matchFields": [IN_N1]}]),
+        ([{"matchExpressions": [ZONE]}], [{"matchExpressions": [ZONE], "matchFields": [IN_N1]}]),
+        ([{"matchFields": [OF_OTHERS]}, {}], [{"matchFields": [OF_OTHERS, IN_N1]}, {}]),
+    ],
+    ids=["without affinity", "labels", "names, and a term that matches no node"],
+)
+def test_a_pod_that_may_preempt_is_pinned_to_its_node_as_its_gate_opens(terms, expected):
+    world = World(lowest_priority=0)
+    pod = claiming()
+    pod["spec"]["priority"] = 1
+    if terms is not None:
+        affinity = {"nodeAffinity": {REQUIRED_AFFINITY_FIELD: {"nodeSelectorTerms": terms}}, "podAffinity": {}}
+        pod["spec"]["affinity"] = affinity
+    world.api.write_object(paths.pods(), pod)
+    world.api.fault(LOST, "patch", POD)
+    world.publish()
+    world.check_whole()
+    node_affinity = world.pod["spec"]["affinity"]["nodeAffinity"]
+    assert node_affinity[REQUIRED_AFFINITY_FIELD]["nodeSelectorTerms"] == expected
+    assert ("podAffinity" in world.pod["spec"]["affinity"]) == (terms is not None)
+
+
+@pytest.mark.parametrize(
+    ("gated", "lowest_priority", "policy"),
+    [(True, 1, "PreemptLowerPriority"), (True, 0, "Never"), (False, 0, "PreemptLowerPriority")],
+    ids=["nobody has a lower priority", "it never preempts", "its gate is open: Kubernetes allows no change"],
+)
+def test_other_pods_are_not_pinned(gated, lowest_priority, policy):
+    world = World(gated=gated, lowest_priority=lowest_priority)
+    pod = claiming(gated=gated)
+    pod["spec"] |= {"priority": 1, "preemptionPolicy": policy}
+    world.api.write_object(paths.pods(), pod)
+    world.publish()
+    world.check_whole()
+    assert "affinity" not in world.pod["spec"]
+
+
 def test_the_claim_of_another_pod_is_not_touched():
     world = World()
     other = claiming("other")
@@ -163,7 +209,7 @@ def test_nothing_is_written_in_an_epoch_that_is_over():
             return nullcontext(0.0)
 
     world = World()
-    world.writer = ClaimWriter(world.api.client(), Over(), world.clock)
+    world.writer = ClaimWriter(world.api.client(), Over(), lambda: 0, world.clock)
     with pytest.raises(ClaimFailed, match="no longer holds the lease"):
         world.publish()
     assert world.writes() == []

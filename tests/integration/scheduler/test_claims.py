@@ -10,8 +10,9 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from tests.build import P100, container
 from tests.cluster import Cluster
+from tests.cluster.simnodes import CPUS
 from tests.integration.conftest import SpecOf, spaces, started
-from tests.integration.sharing import Space, assigned, inspect, workload
+from tests.integration.sharing import Space, assigned, inspect, prioritize, workload
 
 pytestmark = [pytest.mark.cluster]
 
@@ -102,6 +103,32 @@ def test_a_node_that_kube_scheduler_refuses_is_avoided(space):
     assert not space.get("third")["spec"].get("nodeName")
     space.delete("p1", grace=1)
     check_claim(space, "third")
+
+
+def test_a_pod_that_may_preempt_for_cpu_evicts_nobody_on_another_node(space):
+    """The cpu of its node is taken between the plan and kube-scheduler's try."""
+    prioritize(space.cluster, {"low": -10, "high": 10})
+    scheduler = space.cluster.process("kube-scheduler")
+    space.create(workload("first", spec={"priorityClassName": "low", "nodeName": space.own_nodes[0]}))
+    space.running("first")  # a pod of lower priority is known
+    scheduler.pause()
+    try:
+        space.create(with_cpus(workload("p", gpu_mem=1000, spec={"priorityClassName": "high"}), CPUS // 2))
+        space.wait(lambda: not space.get("p")["spec"].get("schedulingGates"), "its gate is open")
+        node = claims.decode(claim_of(space, "p")).node
+        low = {"priorityClassName": "low", "nodeName": node}
+        space.create(with_cpus(workload("hog", spec=low), CPUS - 1))
+        space.running("hog")
+    finally:
+        scheduler.resume()
+    assert check_claim(space, "p") == node, "the node of its victim"
+    assert "hog" not in [pod["metadata"]["name"] for pod in space.pods()]
+
+
+def with_cpus(pod: Json, cpus: int) -> Json:
+    for requested in pod["spec"]["containers"]:
+        requested["resources"].setdefault("requests", {})["cpu"] = str(cpus)
+    return pod
 
 
 def test_the_claim_of_an_ended_pod_goes(space):
