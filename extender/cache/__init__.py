@@ -7,6 +7,7 @@ All these modules use the lock of `extender.state`.
 
     reservations    which pod has which cards: one row for each pod, and the life of a row. Read this first
     claimed         pods whose shares are allocated by ResourceClaim: which to plan, which claims to take back
+    deadlines       times by key; finds the next ones without a walk
     nominations     which cards are reserved for which pod after a preemption
     nominated       the nominated pods' cards as holdings, which other pods must not use; the search for victims
     gangcards       the cards of the gang reservation as holdings, for a placement that must not use them

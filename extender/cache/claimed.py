@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
+from cardwise.core.values.wording import quote_text
 from extender.cache.deadlines import Deadlines
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import UNPOSTED_PHASES, Phase, Reservation, Reservations
@@ -41,6 +42,11 @@ _MAX_DOUBLINGS: Final = 6
 _REFUSED_SECONDS: Final = 1.0
 # The same, if the pod's status said so already before the allocation: then the status may be of an earlier attempt.
 _STALE_REFUSAL_SECONDS: Final = 10.0
+# The same, if its scheduler has neither bound nor refused it: it does not exist, or hangs. kube-scheduler waits for
+# volumes for 600 s by default.
+_ANSWER_SECONDS: Final = 120.0
+_ANSWER_SECONDS_WITH_VOLUMES: Final = 660.0
+_UNANSWERED_BACKOFF, _MAX_UNANSWERED_BACKOFF = 60.0, 960.0  # seconds without a GPU then
 _UNUSED_SECONDS: Final = 5.0  # seconds for which a claim without a pod is kept: the watches may be late
 _FOREVER: Final = float("inf")
 _PODS_PER_HOLD: Final = 32  # pods for the methods that take UIDs: below 1 ms also for members of big gangs
@@ -65,6 +71,13 @@ class _Attempts:
     refused_since: float = _FOREVER
 
 
+class _Refusal(NamedTuple):
+    """Why a claim is taken back. `by_node`: whether the node is the reason, and is avoided."""
+
+    reason: str
+    by_node: bool = True
+
+
 class TakeBack(NamedTuple):
     """A pod whose claim must be read, and usually deleted.
 
@@ -87,6 +100,10 @@ def in_parts(uids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (uids[first : first + _PODS_PER_HOLD] for first in range(0, len(uids), _PODS_PER_HOLD))
 
 
+def _answer_seconds(pod: PendingByClaim) -> float:
+    return _ANSWER_SECONDS_WITH_VOLUMES if pod.has_volumes else _ANSWER_SECONDS
+
+
 class ClaimedPods:
     """The pending pods by claim, and all claims of Cardwise's class."""
 
@@ -103,13 +120,13 @@ class ClaimedPods:
         self._keys_by_pod: dict[str, str] = {}  # by the UID of the pod that owns the claim, the claim's key
         self._deleted: dict[str, None] = {}  # UIDs of claims that this process has deleted and that the watch shows
         self._attempts: dict[str, _Attempts] = {}  # by UID of a pending pod
-        self._refused: dict[str, str] = {}  # by UID of pods whose row is UNCONFIRMED since a refusal: the reason
+        self._refused: dict[str, _Refusal] = {}  # by UID of pods whose row is UNCONFIRMED since a refusal
         self._unsettled: dict[str, TakeBack] = {}  # pods that were bound while their claims were taken back
         self._queue: list[tuple[int, str, str]] = []  # `PendingByClaim.order` of all `_pods`, sorted
         self._backoffs = Deadlines()  # by UID, when the pod may be planned again
         self._checks = Deadlines()  # by UID of an allocated pod, when to check whether kube-scheduler has refused it
         self._unused = Deadlines()  # by key of a claim that may have no pod any more, when it may be deleted
-        reservations.on_dropped = self._mark_unused
+        reservations.on_ended = self._on_pod_ended
 
     # Objects of the API server.
 
@@ -124,7 +141,7 @@ class ClaimedPods:
             insort(self._queue, pod.order)
         if row is not None and row.phase is Phase.ALLOCATED and pod.refused:
             attempts.refused_since = min(attempts.refused_since, self._clock.now())
-            self._checks.set(uid, self._refusal_time(row, attempts))
+            self._checks.set(uid, self._check_time(row, attempts, pod))
         if before is None or (before.claim, before.gated, before.is_schedulable) != (
             pod.claim,
             pod.gated,
@@ -144,7 +161,7 @@ class ClaimedPods:
         self._refused.pop(uid, None)
         self._backoffs.discard(uid)
         self._checks.discard(uid)
-        self._mark_unused(uid)
+        self._on_pod_ended(uid)
 
     def mark_bound(self, uid: str) -> None:
         """Record that a pod is bound. Call this before its reservation is changed.
@@ -169,13 +186,18 @@ class ClaimedPods:
         if claim.uid in self._deleted:
             return
         before = self._claims.get(claim.key)
+        if before is not None and before.uid == claim.uid and not claim.pod.uid:
+            claim = claim._replace(pod=before.pod)  # the pod is being deleted, and has left the claim behind
         self._claims[claim.key] = claim
-        self._keys_by_pod[claim.pod.uid] = claim.key
+        if claim.pod.uid:
+            self._keys_by_pod[claim.pod.uid] = claim.key
         if before is None or before.uid != claim.uid:
             self._unused.discard(claim.key)
-            self._mark_unused(claim.pod.uid)
+            self._mark_unused(claim)
         if before is not None and before.uid == claim.uid and before.is_allocated and not claim.is_allocated:
-            self._on_refused(claim.pod.uid, "kube-scheduler has deallocated the claim")
+            self._on_refused(
+                claim.pod.uid, _Refusal("kube-scheduler has deallocated the claim; another node is chosen")
+            )
         else:
             self._adopt(claim.pod.uid)
 
@@ -189,7 +211,7 @@ class ClaimedPods:
         if self._keys_by_pod.get(claim.pod.uid) == key:
             del self._keys_by_pod[claim.pod.uid]
         if not was_deleted_here and claim.is_allocated:
-            self._on_refused(claim.pod.uid, "the claim was deleted")
+            self._on_refused(claim.pod.uid, _Refusal("the claim was deleted; another node is chosen"))
 
     # Pods to plan.
 
@@ -233,14 +255,15 @@ class ClaimedPods:
         if attempts is not None and pod is not None:
             attempts.refused_before, attempts.refused_since = pod.refused, _FOREVER
             row = self._reservations.get(uid)
-            if pod.refused and row is not None:
-                self._checks.set(uid, self._refusal_time(row, attempts))
+            if row is not None:
+                self._checks.set(uid, self._check_time(row, attempts, pod))
 
-    def mark_failed(self, uid: str, *, node: str = "", seconds: float = 0.0) -> None:
+    def mark_failed(self, uid: str, *, node: str = "", seconds: float = 0.0, is_unanswered: bool = False) -> None:
         """Record that the pod could not be placed.
 
         node: a node that the pod avoids from now on.
         seconds: the minimum back-off.
+        is_unanswered: whether the pod's scheduler did not answer.
         """
         attempts = self._attempts.get(uid)
         if attempts is None:
@@ -250,8 +273,12 @@ class ClaimedPods:
             attempts.avoided = {name: entry for name, entry in attempts.avoided.items() if entry[0] > now}
             seconds_avoided = _AVOID_SECONDS * 2 ** min(attempts.failures, _MAX_DOUBLINGS)
             attempts.avoided[node] = now + seconds_avoided, self._loads.freed_count_of(node)
-        backoff = 0.0 if not attempts.failures else _FIRST_BACKOFF * 2 ** min(attempts.failures - 1, _MAX_DOUBLINGS)
-        attempts.not_before = now + max(seconds, min(backoff, _MAX_BACKOFF))
+        factor = 2 ** min(attempts.failures, _MAX_DOUBLINGS + 1)
+        if is_unanswered:
+            backoff = min(_UNANSWERED_BACKOFF * factor, _MAX_UNANSWERED_BACKOFF)
+        else:
+            backoff = min(_FIRST_BACKOFF * factor / 2, _MAX_BACKOFF) if attempts.failures else 0.0
+        attempts.not_before = now + max(seconds, backoff)
         if attempts.not_before > now:
             self._backoffs.set(uid, attempts.not_before)
         attempts.failures += 1
@@ -272,10 +299,12 @@ class ClaimedPods:
         """
         row = self._reservations.get(uid)
         node = row.node if row is not None else ""
-        refused = self._refused.pop(uid, None) is not None
+        refusal = self._refused.pop(uid, None)
         self._reservations.settle_claim(uid, phase)
         if phase is None:
-            self.mark_failed(uid, node=node if refused else "", seconds=seconds)
+            avoided = node if refusal is not None and refusal.by_node else ""
+            is_unanswered = refusal is not None and not refusal.by_node
+            self.mark_failed(uid, node=avoided, seconds=seconds, is_unanswered=is_unanswered)
         elif phase is Phase.ALLOCATED:
             self.mark_allocated(uid)
 
@@ -362,12 +391,17 @@ class ClaimedPods:
             del self._queue[bisect_left(self._queue, pod.order)]
 
     def _is_unused(self, claim: ClaimRecord) -> bool:
-        return claim.pod.uid not in self._pods and self._reservations.get(claim.pod.uid) is None
+        row = self._reservations.get(claim.pod.uid)
+        return claim.pod.uid not in self._pods and (row is None or row.phase is Phase.ORPHANED)
 
-    def _mark_unused(self, uid: str) -> None:
-        """Record that the pod's claim may have no pod any more. The watches may be late, so it is kept for a while."""
+    def _on_pod_ended(self, uid: str) -> None:
         claim = self._claims.get(self._keys_by_pod.get(uid, ""))
-        if claim is not None and claim.key not in self._unused and self._is_unused(claim):
+        if claim is not None:
+            self._mark_unused(claim)
+
+    def _mark_unused(self, claim: ClaimRecord) -> None:
+        """Record that the claim may have no pod any more. The watches may be late, so it is kept for a while."""
+        if claim.key not in self._unused and self._is_unused(claim):
             self._unused.set(claim.key, self._clock.now() + _UNUSED_SECONDS)
 
     def _refusal_time(self, row: Reservation, attempts: _Attempts) -> float:
@@ -377,19 +411,30 @@ class ClaimedPods:
         since = row.since if attempts.refused_before and pod is not None and pod.refused else attempts.refused_since
         return since + seconds * 2.0 ** min(attempts.failures, _MAX_DOUBLINGS)
 
+    def _check_time(self, row: Reservation, attempts: _Attempts, pod: PendingByClaim) -> float:
+        """When the allocated pod must be checked again."""
+        return self._refusal_time(row, attempts) if pod.refused else row.since + _answer_seconds(pod)
+
     def _check_refusal(self, uid: str, now: float) -> None:
-        row, attempts = self._reservations.get(uid), self._attempts.get(uid)
-        if row is None or row.phase is not Phase.ALLOCATED or attempts is None:
+        row, attempts, pod = self._reservations.get(uid), self._attempts.get(uid), self._pods.get(uid)
+        if row is None or row.phase is not Phase.ALLOCATED or attempts is None or pod is None:
             return
-        time = self._refusal_time(row, attempts)
-        if time <= now:
-            self._on_refused(uid, "kube-scheduler finds no node for the pod")
-        elif time < _FOREVER:
+        if self._refusal_time(row, attempts) <= now:
+            self._on_refused(uid, _Refusal("kube-scheduler finds no node for the pod; another node is chosen"))
+        elif now < (time := self._check_time(row, attempts, pod)):
             self._checks.set(uid, time)
+        else:
+            problem = (
+                f"scheduler {quote_text(pod.scheduler)} has not scheduled the pod for {_answer_seconds(pod):.0f} s"
+            )
+            remedy = "see that it runs, or create the pod again with another spec.schedulerName"
+            self._on_refused(uid, _Refusal(f"{problem}; {remedy}", by_node=False))
 
     def _make_take_back(self, row: Reservation) -> TakeBack:
         uid = row.pod.uid
-        return TakeBack(row.pod, row.node, row.assignment, self._refused.get(uid), self._is_gang_started(uid))
+        refusal = self._refused.get(uid)
+        reason = refusal.reason if refusal is not None else None
+        return TakeBack(row.pod, row.node, row.assignment, reason, self._is_gang_started(uid))
 
     def _is_due(self, pod: PendingByClaim, now: float) -> bool:
         row = self._reservations.get(pod.ref.uid)
@@ -420,8 +465,8 @@ class ClaimedPods:
         is_own = claim.allocation is not None and claim.allocation.pod_uid == pod.ref.uid
         return pod.gated and is_own and self._is_gang_started(pod.ref.uid)
 
-    def _on_refused(self, uid: str, reason: str) -> None:
+    def _on_refused(self, uid: str, refusal: _Refusal) -> None:
         row = self._reservations.get(uid)
         if row is not None and row.phase is Phase.ALLOCATED:
-            self._refused[uid] = reason
+            self._refused[uid] = refusal
             self._reservations.mark_claim_rejected(uid)

@@ -217,7 +217,7 @@ class Reservations:
     """
 
     def __init__(self, reports: Inventory, capacity: Capacity, timeouts: Timeouts, clock: Clock) -> None:
-        self.on_dropped: Callable[[str], object] = lambda _: None  # called with the UID of a row that has ended
+        self.on_ended: Callable[[str], object] = lambda _: None  # called with the UID of a row that ends or is ORPHANED
         self.nominations = Nominations(capacity.loads)
         self._reports = reports
         self._capacity = capacity
@@ -651,6 +651,7 @@ class Reservations:
             ):
                 expired.append(replace(row))
                 self._set_phase(row, Phase.ORPHANED)
+                self.on_ended(uid)
         return expired
 
     def drop_surplus_orphans(self, max_count: int) -> bool:
@@ -722,7 +723,7 @@ class Reservations:
             self._remove_from_peers(row)
             del self._rows[row.pod.uid], self._by_phase[row.phase][row.pod.uid]
             self._sync_capacity(row.pod.uid, seen_by_scheduler=seen_by_scheduler)
-            self.on_dropped(row.pod.uid)
+            self.on_ended(row.pod.uid)
 
     def _sync_capacity(self, uid: str, *, seen_by_scheduler: bool = False) -> None:
         """Update the ledger and totals to the pod's current holding.

@@ -308,7 +308,7 @@ class ClaimScheduler:
 
     def _on_refused(self, pod: PodRef, node: str, reason: str) -> None:
         self.on_outcome("refused")
-        self._report(pod, f"node {node}: {reason}; another node is chosen")
+        self._report(pod, f"node {node}: {reason}")
 
     def _report(self, pod: PodRef, text: str) -> None:
         """Record why the pod waits, if the reason has changed."""

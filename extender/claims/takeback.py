@@ -169,7 +169,7 @@ class ClaimTakeBack:
 
     def _delete_unused(self, claim: ClaimRecord, epoch: int) -> None:
         try:
-            pod = self._writer.read_pod(claim.pod)
+            pod = self._writer.read_pod(claim.pod) if claim.pod.uid else None
             if pod is not None and (pod.get("status") or {}).get("phase") not in names.FINISHED_PHASES:
                 return  # the watch is late
             self._writer.delete_claim(claim.namespace, claim.name, claim.uid, epoch)

@@ -17,7 +17,7 @@ _decode_any = msgspec.json.Decoder().decode
 class ClaimRecord(NamedTuple):
     """A claim of Cardwise's class.
 
-    pod: the pod that owns the claim.
+    pod: the pod that owns the claim; without name and UID if none does: the pod was deleted with --cascade=orphan.
     allocation: None if the claim is not allocated.
     problem: why the allocation could not be read.
     """
@@ -49,6 +49,8 @@ class PendingByClaim:
     gated: whether the pod has the gate that the extender opens.
     is_schedulable: whether no other gate keeps the pod from kube-scheduler, and the pod is not being deleted.
     refused: whether kube-scheduler has tried the pod and found no node.
+    scheduler: the name of the pod's scheduler.
+    has_volumes: whether the pod names PersistentVolumeClaims, for which its scheduler may wait.
     """
 
     waiting: WaitingPod
@@ -58,6 +60,8 @@ class PendingByClaim:
     is_schedulable: bool
     refused: bool
     gang: str | None
+    scheduler: str
+    has_volumes: bool
 
     @property
     def ref(self) -> PodRef:
@@ -89,10 +93,11 @@ def decode_claim(raw: bytes) -> tuple[str, ClaimRecord] | None:
 
 
 def read_claim(manifest: Json) -> tuple[str, ClaimRecord] | None:
-    """As `decode_claim`, from decoded JSON of a claim of Cardwise's class. None if no pod owns the claim."""
+    """As `decode_claim`, from decoded JSON of a claim of Cardwise's class. None if the extender has not written it."""
     metadata = manifest["metadata"]
-    owner = next((entry for entry in metadata.get("ownerReferences") or () if entry.get("kind") == "Pod"), None)
-    if owner is None:
+    owners = metadata.get("ownerReferences") or ()
+    owner = next((entry for entry in owners if entry.get("kind") == "Pod"), {"uid": "", "name": ""})
+    if not owner["uid"] and not claims.is_own_name(metadata["name"]):
         return None
     allocation, problem = None, ""
     try:

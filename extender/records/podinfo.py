@@ -212,7 +212,18 @@ def _pending_by_claim(pod: PodToPlace, manifest: Json, raw: bytes, *, refused: b
     if claim is None and not (gated and pod.gang):
         return None
     is_schedulable = gates <= {names.ALLOCATION_GATE} and not pod.terminating
-    return PendingByClaim(pod.waiting(), raw, claim, gated, is_schedulable, refused, pod.gang)
+    volumes = manifest["spec"].get("volumes") or ()
+    return PendingByClaim(
+        waiting=pod.waiting(),
+        manifest=raw,
+        claim=claim,
+        gated=gated,
+        is_schedulable=is_schedulable,
+        refused=refused,
+        gang=pod.gang,
+        scheduler=pod.scheduler,
+        has_volumes=any("persistentVolumeClaim" in volume or "ephemeral" in volume for volume in volumes),
+    )
 
 
 def _waiting_pod(pod: PodToPlace) -> WaitingPod | None:

@@ -45,13 +45,15 @@ def grant_for(manifest: Json, node: str = "n1", index: int = 0, mem: int = 900, 
     )
 
 
-def claim_record(manifest: Json, node: str | None = "n1", *, uid: str = "claim-1") -> ClaimRecord:
-    """The record of the pod's claim, allocated on the node; None: not allocated."""
+def claim_record(manifest: Json, node: str | None = "n1", *, uid: str = "claim-1", owned: bool = True) -> ClaimRecord:
+    """The record of the pod's claim, allocated on the node; None: not allocated. `owned`: whether the pod owns it."""
     pod, assignment = claims.read_pod(manifest), Assignment({"0": shares(900, 0, node=node or "n1")})
     claim = claims.new_claim(pod, assignment)
     claim["metadata"]["uid"] = uid
     if node is not None:
         claim["status"] = claims.new_status(pod, assignment, node, "2026-11-30T10:00:00Z")
+    if not owned:
+        del claim["metadata"]["ownerReferences"]
     decoded = decode_claim(json.dumps(claim).encode())
     assert decoded is not None
     return decoded[1]

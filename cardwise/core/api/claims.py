@@ -81,6 +81,11 @@ def format_name(token: bytes) -> str:
     return names.CLAIM_PREFIX + token.hex()
 
 
+def is_own_name(name: str) -> bool:
+    """Whether a claim with this name has been named by the webhook."""
+    return _NAME.fullmatch(name) is not None
+
+
 def claim_name(pod: Json) -> str | None:
     """The name of the pod's claim; None if its shares are not allocated by claim.
 

@@ -63,10 +63,10 @@ def world():
     return World()
 
 
-def test_an_allocated_pod_keeps_its_cards_however_long_kube_scheduler_takes(world):
+def test_an_allocated_pod_keeps_its_cards_while_kube_scheduler_works(world):
     world.allocate()
     assert (world.phase(), free(world.state)) == (Phase.ALLOCATED, [P100 - 900])
-    world.clock.advance(1000)
+    world.clock.advance(119)
     world.state.expire_reservations()
     assert (world.phase(), world.take_backs(), world.state.overdue_bindings()) == (Phase.ALLOCATED, [], [])
     world.show(bound("p", 900, 0))
@@ -257,3 +257,54 @@ def _thread_seconds(call) -> float:
     start = time.thread_time()
     call()
     return time.thread_time() - start
+
+
+def test_a_claim_whose_owner_was_taken_from_it_goes_with_its_pod(world):
+    """`kubectl delete --cascade=orphan`."""
+    world.allocate()
+    world.show(bound("p", 900, 0))
+    orphaned = claim_record(claiming(gated=False), owned=False)
+    world.show_claim(orphaned)
+    world.clock.advance(60)
+    with world.state.claimed_pods() as claimed:
+        assert claimed.unused_claims(9) == [], "its pod runs"
+    world.state.remove_pod(as_pod(bound("p", 900, 0, containers="terminated", phase="Succeeded")))
+    world.clock.advance(5.1)
+    with world.state.claimed_pods() as claimed:
+        assert [claim.uid for claim in claimed.unused_claims(9)] == ["claim-1"]
+
+
+def test_a_claim_that_never_had_an_owner_here_is_unused(world):
+    world.show_claim(claim_record(claiming(gated=False), owned=False))
+    world.clock.advance(5.1)
+    with world.state.claimed_pods() as claimed:
+        assert [claim.uid for claim in claimed.unused_claims(9)] == ["claim-1"]
+
+
+def test_a_pod_that_its_scheduler_never_tries_gives_its_gpu_back_and_waits_longer_each_time(world):
+    world.allocate()
+    waits = []
+    for _ in range(6):
+        world.clock.advance(119)
+        assert world.take_backs() == []
+        world.clock.advance(2)
+        assert world.take_backs() == [("p", True)]
+        world.state.end_take_back(UID, None)
+        assert world.avoided() == set(), "the node is not the reason"
+        with world.state.claimed_pods() as claimed:
+            waits.append(claimed.next_due() - world.clock.now())
+        world.clock.advance(waits[-1])
+        begin(world.state, "p", 900)
+        world.state._reservations.get(UID).by_claim = True
+        world.state.record_binding_outcome(UID, Phase.ALLOCATED)
+    assert waits == [60, 120, 240, 480, 960, 960]
+
+
+@pytest.mark.parametrize("volume", [{"persistentVolumeClaim": {"claimName": "v"}}, {"ephemeral": {}}])
+def test_a_scheduler_may_wait_for_volumes_for_ten_minutes(world, volume):
+    world.allocate()
+    world.show({**claiming(gated=False), "spec": claiming(gated=False)["spec"] | {"volumes": [{"name": "v"} | volume]}})
+    world.clock.advance(600)
+    assert world.take_backs() == []
+    world.clock.advance(61)
+    assert world.take_backs() == [("p", True)]

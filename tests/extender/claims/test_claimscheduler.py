@@ -63,6 +63,33 @@ def test_a_refused_pod_is_planned_on_another_node_and_its_events_say_why(dealloc
         assert len(world.api.all(CLAIMS)) == 1
 
 
+def test_a_pod_whose_scheduler_does_not_exist_gives_its_gpu_to_another_pod():
+    with world_of({"n1": [P100]}) as world:
+        pod = world._asking("p1", gpu_mem=P100)
+        pod["spec"]["schedulerName"], world.numbers = "typo", 1
+        world.api.write_object(paths.pods(), pod)
+        world.do("passes", seconds=100.0, stride=0.5)
+        assert world.allocation_of(pod_of(world)) is not None
+        world.do("creates", gpu_mem=P100)
+        world.do("passes", seconds=40.0, stride=0.5)
+        assert (world.claim_of(pod_of(world)), world.allocation_of(pod_of(world, "p2")) is None) == (None, False)
+        assert any("has not scheduled the pod for 120 s" in text for text in events_of(world)), events_of(world)
+
+
+def test_a_claim_without_its_owner_is_deleted_when_its_pod_is_gone():
+    """`kubectl delete pod --cascade=orphan`."""
+    with world_of() as world:
+        world.do("creates", gpu_mem=1000)
+        passes(world)
+        pod = pod_of(world)
+        claim = world.claim_of(pod)
+        del claim["metadata"]["ownerReferences"]
+        world.api.write_object(CLAIMS, claim)
+        world.api.remove(paths.pods("default", "p1"))
+        world.do("passes", seconds=60.0, stride=0.25)
+        assert world.api.all(CLAIMS) == []
+
+
 def test_a_pod_that_every_node_refuses_waits_longer_each_time():
     with world_of() as world:
         world.do("creates", gpu_mem=1000)
