@@ -3,11 +3,15 @@
 Theory of operation. kube-scheduler binds the pod once its gate is open and its claim is allocated. The later of these
 two writes is the point of no return, and all that the pod and its node need is written before. For a gated pod::
 
-    create the claim ─► allocate it (status) ─► nominate the node ─► open the gate, with the pod's annotations
+    nominate the node ─► create the claim ─► allocate it (status) ─► open the gate, with the pod's annotations
 
 A gate cannot be closed again. So after a refusal the order is: the former claim is deleted, then::
 
-    write the pod's annotations ─► create the claim ─► allocate it
+    nominate the node ─► write the pod's annotations ─► create the claim ─► allocate it
+
+The nomination fences the pod, as `leadership.fence` does: it contains the time, so it always gives the pod a new
+resourceVersion, and each later write to the pod names this version or one that was read after it. So a gate that an
+earlier attempt or a former leader opens late has no effect once a new claim exists.
 
 Each write names the UID of its object and the version that was read, so each of them lands at most once, and a write of
 a former leader fails: a new leader deletes the claims of all pods that are not bindable yet before it serves
@@ -81,6 +85,17 @@ class ClaimGrant:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedGrant:
+    """A decision of which only the last write is missing.
+
+    pod: the pod whose version the last write names; None to read it.
+    """
+
+    grant: ClaimGrant
+    pod: Json | None
+
+
 class ClaimWriter:
     """Writes claims and opens gates. Thread-safe.
 
@@ -95,17 +110,20 @@ class ClaimWriter:
         self._lowest_priority = lowest_priority
         self._clock = clock
 
-    def prepare(self, grant: ClaimGrant, deadline: float) -> None:
+    def prepare(self, grant: ClaimGrant, deadline: float) -> PreparedGrant:
         """Make all writes before the point of no return. Raises ClaimFailed."""
+        pod = self._nominate(grant, deadline)
         if not grant.gated:
-            self._write_pod(grant, deadline)
+            self._write_pod(grant, pod, deadline)
         elif grant.claim is not None:
             self._allocate(grant, grant.claim, deadline)
+        return PreparedGrant(grant, pod)
 
-    def commit(self, grant: ClaimGrant, deadline: float) -> None:
-        """Make the write after which kube-scheduler may bind the pod. Call it after `prepare`. Raises ClaimFailed."""
+    def commit(self, prepared: PreparedGrant, deadline: float) -> None:
+        """Make the write after which kube-scheduler may bind the pod. Raises ClaimFailed."""
+        grant = prepared.grant
         if grant.gated:
-            self._write_pod(grant, deadline)
+            self._write_pod(grant, prepared.pod, deadline)
         elif grant.claim is not None:
             self._allocate(grant, grant.claim, deadline)
 
@@ -202,11 +220,11 @@ class ClaimWriter:
 
     # The pod.
 
-    def _write_pod(self, grant: ClaimGrant, deadline: float) -> None:
-        """Nominate the node, write the annotations, and open the gate."""
+    def _write_pod(self, grant: ClaimGrant, manifest: Json | None, deadline: float) -> None:
+        """Write the annotations, and open the gate."""
         annotations = self._annotations(grant)
         path, backoff = paths.pods(grant.pod.namespace, grant.pod.name), Backoff(initial=0.05, cap=1.0)
-        manifest, problem = self._nominate(grant), "the deadline passed"
+        problem = "the deadline passed"
         while self._clock.now() < deadline:
             try:
                 if manifest is None:
@@ -251,23 +269,34 @@ class ClaimWriter:
             raise PodChanged(f"another program bound the pod to node {manifest['spec']['nodeName']}")
         return manifest
 
-    def _nominate(self, grant: ClaimGrant) -> Json | None:
-        """Write the node into the pod's status, so that kube-scheduler tries it first and alone.
+    def _nominate(self, grant: ClaimGrant, deadline: float) -> Json:
+        """Write the node into the pod's status, so that kube-scheduler tries it first and alone, and fence the pod.
 
-        Returns the pod after that; None if it is unknown. kube-scheduler also finds the node without the nomination,
-        more slowly.
+        Returns the pod after that. Raises ClaimFailed.
         """
-        body = {"metadata": {"uid": grant.pod.uid}, "status": {"nominatedNodeName": grant.node}}
+        token = self._token(grant)
+        fence = f"{token}/{self._clock.wall_ns()}" if token else str(self._clock.wall_ns())
+        metadata: Json = {"uid": grant.pod.uid, "annotations": {names.LEADER_EPOCH: fence}}
+        body: Json = {"metadata": metadata, "status": {"nominatedNodeName": grant.node}}
         path = paths.pods(grant.pod.namespace, grant.pod.name, "status")
-        try:
-            manifest = self._patch(grant.epoch, path, body, manager=_FIELD_MANAGER)
-        except errors.KubeError as error:
-            _log.info("failed to nominate a node", pod=grant.pod.pod, uid=grant.pod.uid, error=str(error))
-            return None
-        metadata, spec = manifest["metadata"], manifest["spec"]
-        if spec.get("nodeName") or metadata.get("deletionTimestamp") or (grant.gated and not has_gate(manifest)):
-            return None
-        return manifest
+        backoff, problem = Backoff(initial=0.05, cap=1.0), "the deadline passed"
+        while self._clock.now() < deadline:
+            try:
+                manifest = self._patch(grant.epoch, path, body, manager=_FIELD_MANAGER)
+            except (errors.NotFound, errors.Conflict) as error:
+                raise PodChanged("the pod no longer exists") from error
+            except _LOST as error:
+                problem = str(error)
+                self._back_off(backoff, error, deadline)
+            except errors.KubeError as error:
+                raise ClaimFailed(f"cannot nominate the node: {error}", is_refusal=True) from error
+            else:
+                if manifest["spec"].get("nodeName"):
+                    raise PodChanged(f"another program bound the pod to node {manifest['spec']['nodeName']}")
+                if manifest["metadata"].get("deletionTimestamp") or has_gate(manifest) != grant.gated:
+                    raise PodChanged("the pod has changed")
+                return manifest
+        raise ClaimFailed(f"the node was not nominated in time: {problem}")
 
     def _annotations(self, grant: ClaimGrant) -> Json:
         if grant.assignment is None:

@@ -29,7 +29,7 @@ from cardwise.kube.pods.nodeconstraints import NodePreferences
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings, NotifyFullQuota
 from extender.binding import claimwriter
-from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PodChanged
+from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PodChanged, PreparedGrant
 from extender.cache.claimed import in_parts
 from extender.cache.reservations import KnownBinding, Phase
 from extender.claims.takeback import ClaimTakeBack
@@ -258,13 +258,15 @@ class ClaimScheduler:
             return
         outcomes: dict[str, Phase] = {grant.pod.uid: Phase.UNCONFIRMED for grant in grants}
         try:
-            ready = run_in_parallel(partial(self._try_write, self._writer.prepare, deadline), grants, _PARALLEL_IN_GANG)
-            if all(ready):
-                done = run_in_parallel(
-                    partial(self._try_write, self._writer.commit, deadline), grants, _PARALLEL_IN_GANG
-                )
+            prepared = [
+                done
+                for done in run_in_parallel(partial(self._prepare, deadline), grants, _PARALLEL_IN_GANG)
+                if done is not None
+            ]
+            if len(prepared) == len(grants):
+                committed = run_in_parallel(partial(self._commit, deadline), prepared, _PARALLEL_IN_GANG)
                 outcomes |= {
-                    grant.pod.uid: Phase.ALLOCATED for grant, is_done in zip(grants, done, strict=True) if is_done
+                    grant.pod.uid: Phase.ALLOCATED for grant, is_done in zip(grants, committed, strict=True) if is_done
                 }
         finally:
             for uid, phase in outcomes.items():
@@ -291,18 +293,30 @@ class ClaimScheduler:
             epoch=epoch,
         )
 
-    def _try_write(self, write: Callable[[ClaimGrant, float], None], deadline: float, grant: ClaimGrant) -> bool:
+    def _prepare(self, deadline: float, grant: ClaimGrant) -> PreparedGrant | None:
+        """Returns None if a write has failed."""
         try:
-            write(grant, deadline)
-        except PodChanged:
-            return False
+            return self._writer.prepare(grant, deadline)
         except ClaimFailed as error:
-            if error.is_refusal:
-                self._take_back.set_backoff(grant.pod.uid, _REFUSED_SECONDS)
-                self._report(grant.pod, str(error))
-            _log.info("failed to publish a claim", pod=grant.pod.pod, uid=grant.pod.uid, error=str(error))
+            self._on_write_failed(grant, error)
+            return None
+
+    def _commit(self, deadline: float, prepared: PreparedGrant) -> bool:
+        """Returns whether the last write has succeeded."""
+        try:
+            self._writer.commit(prepared, deadline)
+        except ClaimFailed as error:
+            self._on_write_failed(prepared.grant, error)
             return False
         return True
+
+    def _on_write_failed(self, grant: ClaimGrant, error: ClaimFailed) -> None:
+        if isinstance(error, PodChanged):
+            return  # the watch shows the change
+        if error.is_refusal:
+            self._take_back.set_backoff(grant.pod.uid, _REFUSED_SECONDS)
+            self._report(grant.pod, str(error))
+        _log.info("failed to publish a claim", pod=grant.pod.pod, uid=grant.pod.uid, error=str(error))
 
     # Events and metrics.
 

@@ -19,7 +19,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
 from cardwise.kube.client import KubeClient
 from extender.binding import claimwriter
-from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter
+from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PreparedGrant
 from extender.cache.claimed import TakeBack, in_parts
 from extender.cache.reservations import Phase
 from extender.leadership.fence import run_in_parallel
@@ -121,7 +121,9 @@ class ClaimTakeBack:
         if entry.refusal is None and claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
             return self._end(entry, Phase.ALLOCATED)
         if self._is_only_gate_missing(entry, pod, claim):
-            self._writer.commit(_grant_of(entry, pod, epoch), self._clock.now() + _WRITE_SECONDS)
+            self._writer.commit(
+                PreparedGrant(_grant_of(entry, pod, epoch), pod=None), self._clock.now() + _WRITE_SECONDS
+            )
             return self._end(entry, Phase.ALLOCATED)
         was_bindable = claim is None and name is not None  # another program may have deleted it just now
         if claim is not None and name is not None and claims.is_ours(claim):

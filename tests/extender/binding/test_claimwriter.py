@@ -40,8 +40,7 @@ class World:
 
     def publish(self, grant=None, seconds=30.0):
         deadline = self.clock.now() + seconds
-        self.writer.prepare(grant or self.grant, deadline)
-        self.writer.commit(grant or self.grant, deadline)
+        self.writer.commit(self.writer.prepare(grant or self.grant, deadline), deadline)
 
     def writes(self):
         return [(call.verb, call.path) for call in self.api.requests if call.verb not in ("get", "list", "watch")]
@@ -51,15 +50,15 @@ class World:
         assert self.pod["status"]["nominatedNodeName"] == "n1"
 
 
-def test_a_gated_pod_gets_claim_allocation_node_and_gate_in_this_order():
-    assert "create the claim ─► allocate it (status) ─► nominate the node ─► open the gate" in theory_of(
+def test_a_gated_pod_gets_node_claim_allocation_and_gate_in_this_order():
+    assert "nominate the node ─► create the claim ─► allocate it (status) ─► open the gate" in theory_of(
         "extender.binding.claimwriter"
     )
     world = World()
     world.publish()
     world.check_whole()
     assert world.writes() == [
-        ("create", CLAIMS), ("patch", f"{CLAIM}/status"), ("patch", POD_STATUS), ("patch", POD),
+        ("patch", POD_STATUS), ("create", CLAIMS), ("patch", f"{CLAIM}/status"), ("patch", POD),
     ]  # fmt: skip
     assert world.pod["spec"]["schedulingGates"] == []
     assert world.pod["metadata"]["annotations"][names.IDX] == "0"
@@ -96,11 +95,23 @@ def test_a_lost_allocation_is_read_and_not_written_again():
     assert world.writes().count(("patch", f"{CLAIM}/status")) == 1
 
 
-def test_the_nomination_may_fail():
+def test_no_claim_is_written_without_the_nomination_that_fences_the_pod():
     world = World()
     world.api.fault(ERROR, "patch", POD_STATUS, 9)
-    world.publish()
-    assert is_whole(world.pod, world.claim, "n1", world.grant.assignment)
+    with pytest.raises(ClaimFailed, match="the node was not nominated in time"):
+        world.publish(seconds=2.0)
+    assert {path for _, path in world.writes()} == {POD_STATUS}
+
+
+def test_each_nomination_gives_the_pod_a_new_version():
+    """Also that of the same node in the same epoch: else a late gate of the first attempt would still open."""
+    world = World()
+    versions = []
+    for _ in range(2):
+        prepared = world.writer.prepare(world.grant, 30.0 + world.clock.now())
+        versions.append(prepared.pod["metadata"]["resourceVersion"])
+        world.clock.sleep(0.001)
+    assert versions[0] != versions[1]
 
 
 def test_a_claim_of_an_earlier_attempt_is_replaced():

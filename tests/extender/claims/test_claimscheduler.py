@@ -262,7 +262,7 @@ def test_a_gate_that_a_former_leader_opens_late_finds_no_claim():
         def delay(_call):
             world.standing = 1
 
-        world.api.after_request(delay, "patch", "*/pods/p1/status", times=1)
+        world.api.after_request(delay, "patch", "*/resourceclaims/*", times=1)
         world.do("creates", gpu_mem=P100)
         passes(world, 0.2)
         assert [call.path for call in world.late] == [paths.pods("default", "p1")]
@@ -275,3 +275,33 @@ def test_a_gate_that_a_former_leader_opens_late_finds_no_claim():
         assert not pod_of(world)["spec"]["schedulingGates"], "the late write has opened the gate"
         work(world)
         assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p2"]
+
+
+def test_a_gate_that_a_former_leader_opens_late_never_meets_the_claim_of_the_next():
+    """The late write arrives once the next leader has allocated the claim on another node."""
+    with world_of() as world:
+
+        def delay(_call):
+            world.standing = 1
+
+        world.api.after_request(delay, "patch", "*/resourceclaims/*", times=1)
+        world.do("creates", gpu_mem=P100)
+        passes(world, 0.2)
+        former = world.allocation_of(pod_of(world)).node
+        assert [(call.verb, call.path) for call in world.late] == [("patch", paths.pods("default", "p1"))]
+        world.do("is_killed", extender=0)
+        world.do("card_changes", node=former, index=0, change="cordoned")
+        arrived = []
+
+        def arrive(_call):
+            arrived.append(pod_of(world)["spec"].get("schedulingGates"))
+            world.do("arrives", choice=0, behind=True)
+            arrived.append(pod_of(world)["spec"].get("schedulingGates"))
+
+        world.api.after_request(arrive, "patch", "*/resourceclaims/*", times=1)
+        world.do("starts", extender=1)
+        passes(world, 6.0)
+        work(world)
+        assert all(arrived), "the late write has opened the gate"
+        pod = pod_of(world)
+        assert node_of(pod) == world.allocation_of(pod).node != former
