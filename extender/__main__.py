@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import structlog
 
-from cardwise.core.api import claims, names, policies
+from cardwise.core.api import names, policies
 from cardwise.core.api.classes import CAPACITY_PER_CARD
 from cardwise.core.gangs import gangs
 from cardwise.core.placement.nodestate import MAX_CLIENTS
@@ -33,6 +33,7 @@ from cardwise.runtime.settings import (
 )
 from cardwise.runtime.tls import tls
 from extender.api.app import MAX_BODY_BYTES
+from extender.claims import protection
 from extender.nomination import nominator
 from extender.process import ExtenderSettings, Process
 
@@ -167,7 +168,7 @@ def main(
     if not extender_settings.no_lease:
         _check_lease(client, namespace)
     if extender_settings.claims:
-        _check_claim_policies(client)
+        _check_claim_policies(client, no_lease=extender_settings.no_lease)
     rotator = None
     files = None
     directory = tls_dir or _TLS_DIR
@@ -221,27 +222,21 @@ def _check_lease(client: KubeClient, namespace: str) -> None:
             _log.warning("failed to check the lease", error=str(error))
 
 
-def _check_claim_policies(client: KubeClient) -> None:
-    """Check that the policies which protect claims are installed and bound.
+def _check_claim_policies(client: KubeClient, *, no_lease: bool) -> None:
+    """Check that the policies which protect claims are enforced.
 
-    Raises click.ClickException if one is missing or may not be read. If the API server does not respond, this is only
-    logged.
+    Raises click.ClickException if one is not, or may not be read. If the API server does not respond, this is only
+    logged, because the check is repeated before this process leads; without a Lease nothing is repeated.
     """
-    missing = set[str]()
-    for name in claims.POLICIES:
-        for path in (paths.validatingadmissionpolicies(name), paths.validatingadmissionpolicybindings(name)):
-            try:
-                client.get(path)
-            except (errors.NotFound, errors.Forbidden):
-                missing.add(name)
-            except errors.KubeError as error:
-                _log.warning("failed to check the policies of claims", policy=name, error=str(error))
-    if missing:
-        raise click.ClickException(
-            f"--claims: the ValidatingAdmissionPolicies {', '.join(sorted(missing))}, or their bindings, are missing "
-            "or may not be read: users could name and change the claims of others; install the chart with "
-            "scheduler.mode=claims and policies.enabled=true"
-        )
+    try:
+        problem = protection.find_problem(client)
+    except errors.KubeError as error:
+        if no_lease:
+            raise click.ClickException(f"--claims: the policies that protect claims cannot be read: {error}") from error
+        _log.warning("failed to check the policies of claims", error=str(error))
+        return
+    if problem is not None:
+        raise click.ClickException(f"--claims: {problem}")
 
 
 def _check_addresses(addresses: list[HostPort], tls_dir: Path | None, *, plain_http: bool) -> None:

@@ -23,6 +23,7 @@ from cardwise.core.api import policies
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.wording import pluralize
+from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
 from cardwise.kube.pods.nodeconstraints import NodePreferences
@@ -32,6 +33,7 @@ from extender.binding import claimwriter
 from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PodChanged, PreparedGrant
 from extender.cache.claimed import in_parts
 from extender.cache.reservations import KnownBinding, Phase
+from extender.claims import protection
 from extender.claims.takeback import ClaimTakeBack
 from extender.gangs.gangtypes import BindNow, BindRefused, Permit
 from extender.leadership.fence import run_in_parallel
@@ -50,6 +52,7 @@ _MAX_PUBLISHING: Final = 64  # pods whose decisions are being published: more wo
 _PASS_SECONDS: Final = 1.0  # seconds after which all pods are tried again, although no event says that one may fit
 _PUBLISH_SECONDS: Final = 20.0  # seconds in which a decision must be published
 _REFUSED_SECONDS: Final = 15.0  # back-off after an answer that the same write would get again, such as of a quota
+_UNPROTECTED_SECONDS: Final = 1.0  # seconds between two checks of the policies that protect claims
 _MAX_REPORTED: Final = 4096  # pods whose last event is remembered
 _PINNED_TEXT: Final = "the pod's affinity names the node of its first plan; delete the pod to have it placed elsewhere"
 
@@ -107,6 +110,7 @@ class ClaimScheduler:
         clock: Clock = SYSTEM,
     ) -> None:
         self.on_outcome: Callable[[str], None] = lambda _: None  # called for metrics with the outcome of each claim
+        self._client = client
         self._state = state
         self._events = events
         self._leadership = leadership
@@ -132,8 +136,11 @@ class ClaimScheduler:
         self._reported: dict[str, str] = {}  # by UID, the text of the pod's last event
 
     def fence_claims(self, still_leads: Callable[[], bool]) -> bool:
-        """Delete the unfinished claims of a former leader. See `ClaimTakeBack.fence_claims`."""
-        return self._take_back.fence_claims(still_leads)
+        """Wait until claims are protected, and delete the unfinished claims of a former leader.
+
+        Returns False if `still_leads` returned False before. See `ClaimTakeBack.fence_claims`.
+        """
+        return self._wait_until_protected(still_leads) and self._take_back.fence_claims(still_leads)
 
     def step(self) -> None:
         """Continue the gangs that are complete, take claims back, and plan the next pods."""
@@ -153,6 +160,21 @@ class ClaimScheduler:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
+
+    def _wait_until_protected(self, still_leads: Callable[[], bool]) -> bool:
+        reported: str | None = None
+        while still_leads():
+            try:
+                problem = protection.find_problem(self._client)
+            except errors.KubeError as error:
+                problem = f"the policies that protect claims cannot be read: {error}"
+            if problem is None:
+                return True
+            if problem != reported:
+                _log.warning("claims are not protected; this extender does not serve", problem=problem)
+                reported = problem
+            self._clock.sleep(_UNPROTECTED_SECONDS)
+        return False
 
     # Planning.
 

@@ -8,10 +8,11 @@ from typing import Final
 from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import Facts, namespaced_name
 from cardwise.cli.doctor.finding import Finding, Severity, name_pods
-from cardwise.core.api import claims, names, request
+from cardwise.core.api import admissionpolicies, claims, names, request
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.core.values.shellcommand import command
 
 _OPTION: Final = "--claims"
 _PARTS: Final = ("webhook", "extender", "deviceplugin")
@@ -97,14 +98,23 @@ def _check_parts(facts: Facts) -> Iterator[Finding]:
 def _check_protection(facts: Facts) -> Iterator[Finding]:
     if "policies" in facts.unread_kinds:
         return
-    installed = {policy["metadata"]["name"] for policy in facts.policies}
-    missing = [name for name in claims.POLICIES if name not in installed]
-    if missing:
+    sound = {policy["metadata"]["name"] for policy in facts.policies if admissionpolicies.is_complete(policy)}
+    if "policy_bindings" not in facts.unread_kinds:
+        sound &= set(map(admissionpolicies.enforced_policy, facts.policy_bindings))
+    faulty = [name for name in claims.POLICIES if name not in sound]
+    if faulty:
         text = (
-            f"{wording.enumerate_first(missing, len(missing))} missing: a user can name, change or delete the claims "
-            "of others"
+            f"{wording.enumerate_first(faulty, len(faulty))} missing or not enforced: a user could name, change or "
+            "delete the claims of others, so the extender does not lead"
         )
-        remedy = f"let the chart recreate them (policies.enabled=true): {repairs.upgrade_command(facts)}"
+        delete = command(
+            "kubectl delete validatingadmissionpolicies,validatingadmissionpolicybindings --ignore-not-found {names}",
+            names=faulty,
+        )
+        remedy = (
+            f"delete what is left of them ({delete}), and let the chart recreate them (policies.enabled=true): "
+            f"{repairs.upgrade_command(facts)}"
+        )
         yield Finding("claims", Severity.PROBLEM, text, remedy)
 
 

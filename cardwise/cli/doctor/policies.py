@@ -10,7 +10,7 @@ from typing import Final
 from cardwise.cli.doctor import repairs
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
-from cardwise.core.api import names
+from cardwise.core.api import admissionpolicies, names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
@@ -40,7 +40,6 @@ ALWAYS_INSTALLED: Final = tuple(
     )
 )
 _MAX_LISTED: Final = 5
-_NARROWING_FIELDS: Final = ("namespaceSelector", "objectSelector", "excludeResourceRules")
 
 
 def list_own_policies(facts: Facts) -> list[Json]:
@@ -59,7 +58,9 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
         return
     findings = [
         *_report_missing(facts, sorted({*ALWAYS_INSTALLED} - own_policies.keys())),
-        *_report_changed(facts, sorted(name for name, policy in own_policies.items() if not _is_complete(policy))),
+        *_report_changed(
+            facts, sorted(name for name, policy in own_policies.items() if not admissionpolicies.is_complete(policy))
+        ),
         *_report_unenforced(facts, sorted(own_policies.keys() - _enforced_policies(facts))),
     ]
     yield from findings
@@ -110,21 +111,5 @@ def _recreate(facts: Facts, delete: str) -> str:
     return f"delete what is left of them ({delete}), and let the chart recreate them: {repairs.upgrade_command(facts)}"
 
 
-def _enforced_policies(facts: Facts) -> set[str]:
-    return {
-        spec["policyName"]
-        for binding in facts.policy_bindings
-        if "Deny" in ((spec := binding.get("spec") or {}).get("validationActions") or ())
-        and not _is_narrowed(spec.get("matchResources") or {})
-        and not (spec.get("matchResources") or {}).get("resourceRules")
-    }
-
-
-def _is_complete(policy: Json) -> bool:
-    spec = policy.get("spec") or {}
-    return spec.get("failurePolicy", "Fail") == "Fail" and not _is_narrowed(spec.get("matchConstraints") or {})
-
-
-def _is_narrowed(match: Json) -> bool:
-    """Whether selectors or rules leave objects out. The API server writes empty selectors."""
-    return any(match.get(field) for field in _NARROWING_FIELDS)
+def _enforced_policies(facts: Facts) -> set[str | None]:
+    return set(map(admissionpolicies.enforced_policy, facts.policy_bindings))

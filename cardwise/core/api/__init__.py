@@ -18,6 +18,7 @@ Input: decoded JSON of pods and of Cardwise's objects. Output: requests, assignm
     shareagent       the contract with the share agent
     cdiruntimes      which container runtimes support CDI devices
     schedulerconfig  the extender stanzas of kube-scheduler's configuration
+    admissionpolicies  whether admission policies refuse what the chart wants refused
     gpunodes         labels of other projects: nodes with GPUs, and driver upgrades
     lookalikes       misspelled and foreign resource names
 """

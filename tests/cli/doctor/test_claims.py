@@ -89,9 +89,17 @@ def plant_other_extender(facts: Facts) -> None:
             give_option(workload, "--lease-duration=5")
 
 
-@FAULTS.says(Severity.PROBLEM, "allocation.cardwise.dev missing: a user can name, change or delete the claims", "helm")
+@FAULTS.says(Severity.PROBLEM, "allocation.cardwise.dev missing or not enforced: a user could name", "kubectl delete")
 def plant_no_policy(facts: Facts) -> None:
     facts.policies = [policy for policy in facts.policies if policy["metadata"]["name"] not in PROTECTION]
+
+
+def test_a_policy_that_only_warns_is_a_problem(with_claims: Facts) -> None:
+    others = [binding for binding in with_claims.policy_bindings if binding["metadata"]["name"] not in PROTECTION]
+    lenient = [planted.policy_binding(name, validationActions=["Warn"]) for name in PROTECTION]
+    with_claims.policy_bindings = [*others, *lenient]
+    finding = findings_of(with_claims)["claims"]
+    assert (finding.level, "so the extender does not lead" in finding.text) == (Severity.PROBLEM, True)
 
 
 def manager(*words: str) -> Json:

@@ -1,5 +1,6 @@
 """Whole extenders schedule pods by claim; kube-scheduler refuses nodes, and leaders are killed between two writes."""
 
+import math
 from contextlib import contextmanager
 
 import pytest
@@ -8,7 +9,7 @@ from cardwise.core.api import claims, names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.fakes.apiserver import Fault
-from tests.property.claimsworld import CLAIMS, ClaimsWorld
+from tests.property.claimsworld import CLAIMS, ClaimsWorld, protect_claims
 from tests.property.judge import node_of
 
 NODES = {"n1": [P100], "n2": [P100]}
@@ -228,6 +229,27 @@ def test_a_member_without_a_gpu_gets_its_gate_opened_with_its_gang():
         assert not pod_of(world, "p1")["spec"]["schedulingGates"]
         assert not pod_of(world, "p2")["spec"]["schedulingGates"]
         assert names.ASSIGNMENT not in pod_of(world, "p2")["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("fault", [None, Fault(status=500)], ids=["missing", "cannot be read"])
+def test_no_extender_leads_without_the_policies_that_protect_claims(fault):
+    path = paths.validatingadmissionpolicybindings(claims.POLICIES[0])
+    with world_of() as world:
+        world.do("is_killed", extender=0)
+        if fault is None:
+            world.api.remove(path)
+        else:
+            rule = world.api.fault(fault, "get", path, math.inf)
+        world.do("starts", extender=1)
+        world.do("creates", gpu_mem=1000)
+        passes(world, 10.0)
+        assert pod_of(world)["spec"]["schedulingGates"]
+        assert writes_of_a_pod(world) == []
+        if fault is not None:
+            rule.end()
+        protect_claims(world.api)
+        passes(world, 5.0)
+        assert not pod_of(world)["spec"]["schedulingGates"]
 
 
 def test_nothing_happens_without_the_option():
