@@ -48,7 +48,7 @@ def test_scheduler_is_left_alone(render: Render) -> None:
 
 def test_extender_has_the_rights_to_claims(render: Render) -> None:
     """Kubernetes 1.36 and later ask for the right to `resourceclaims/binding` where an allocation changes."""
-    claims = ("get", "list", "watch", "create", "patch", "delete")
+    claims = ("get", "list", "watch", "create", "delete")
     allocation = {("resourceclaims/status", "patch"), ("resourceclaims/binding", "patch")}
     assert rights(render(*CLAIMS)) == {("resourceclaims", verb) for verb in claims} | allocation
     assert rights(render()) == set()

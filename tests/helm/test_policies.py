@@ -4,7 +4,10 @@ That its CEL is right is tried on the real API server (`test_rights` and `test_t
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Severity
@@ -136,16 +139,17 @@ def test_no_policy_pays_the_square_of_the_number_of_keys(render: Render) -> None
     assert {name: collections for name, collections in loops.items() if collections} == {}
 
 
-def test_thousands_of_gates_are_counted_and_not_read(render: Render) -> None:
+@pytest.mark.parametrize("settings", [(), CLAIMS], ids=["an extender in kube-scheduler", "claims"])
+def test_thousands_of_gates_are_counted_and_not_read(render: Render, settings: Sequence[str]) -> None:
     """The API server evaluates these expressions at each write of any pod, some of them eight times."""
     conditions = [
         condition["expression"]
-        for manifest in render()
+        for manifest in render(*settings)
         if manifest["kind"] in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
         for webhook in manifest["webhooks"]
         for condition in webhook["matchConditions"]
     ]
-    for manifest in render():
+    for manifest in render(*settings):
         if manifest["kind"] == "ValidatingAdmissionPolicy":
             spec = manifest["spec"]
             conditions += [entry["expression"] for entry in (*spec.get("matchConditions", []), *spec["validations"])]
@@ -154,7 +158,8 @@ def test_thousands_of_gates_are_counted_and_not_read(render: Render) -> None:
     assert len(readers) > 8
     for text in readers:
         for before in text.split(".schedulingGates.map(")[:-1]:
-            assert re.search(r"[.]schedulingGates[.]size[(][)] <= 1024 && 'cardwise[.]dev/gang' in \w+[.]spec$", before)
+            gate = "'cardwise[.]dev/(gang|allocation)'"
+            assert re.search(rf"[.]schedulingGates[.]size[(][)] <= 1024 && {gate} in [\w()]+[.]spec$", before)
 
 
 def test_the_reference_names_each_size_that_a_policy_limits_in_a_pod(render: Render) -> None:

@@ -159,11 +159,11 @@ any pod. The webhook gives no such pod its gate: it takes members of gangs with 
 {{- end }}
 
 {{/*
-Whether the pod `.` waits behind the gate of scheduler.mode=claims. There is no loop over the gates (see
-cardwise.cel.keys).
+Whether the pod `.` waits behind the gate of scheduler.mode=claims. There is no loop over the gates, and of a pod with
+more than 1024 gates none is read (see cardwise.cel.hasGangGate).
 */}}
 {{- define "cardwise.cel.hasAllocationGate" -}}
-(has({{ . }}.spec.schedulingGates) && 'cardwise.dev/allocation' in {{ . }}.spec.schedulingGates.map(g, g.name))
+(has({{ . }}.spec.schedulingGates) && {{ . }}.spec.schedulingGates.size() <= 1024 && 'cardwise.dev/allocation' in {{ . }}.spec.schedulingGates.map(g, g.name))
 {{- end }}
 
 {{/* Whether the pod `.` names a claim of Cardwise, in the entry that the webhook writes. */}}
