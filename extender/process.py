@@ -115,6 +115,7 @@ class Extender:
         self._informers = Informers(
             client, self._state, listers, self._events, clock, listed=listed, claims=settings.claims
         )
+        self._serves_claims = settings.claims
         self._leadership: Leadership = Leadership()
         fence = Fence(client, clock, self._events)
         if not settings.no_lease:
@@ -127,7 +128,7 @@ class Extender:
                 catch_up=self._informers.catch_up,
                 fence=fence,
                 blockers=self._informers.lease_blockers,
-                fence_claims=lambda still_leads: not settings.claims or self._claims.fence_claims(still_leads),
+                fence_claims=self._fence_claims,
                 clock=clock,
                 lease_clock=lease_clock,
             )
@@ -202,7 +203,9 @@ class Extender:
             preemption=[evictions.step],
             nominating=nominating,
             workload=[workload.step, self._fragments.step],
-            claims=[self._claims.step] if settings.claims else [],
+            claims=[
+                self._claims.step if settings.claims else self._skip_until_synced(self._state.reserve_allocated_pods)
+            ],
             leadership=self._leadership,
             fence=fence,
             clock=clock,
@@ -277,6 +280,13 @@ class Extender:
     def lock_held_seconds(self) -> float:
         """For how many seconds the present holder has held the state's lock; 0 while the lock is free."""
         return self._state.lock_held_seconds()
+
+    def _fence_claims(self, still_leads: Callable[[], bool]) -> bool:
+        """As `ClaimScheduler.fence_claims`; in other modes, reserve what was allocated before a change of the mode."""
+        if self._serves_claims:
+            return self._claims.fence_claims(still_leads)
+        self._state.reserve_allocated_pods()
+        return True
 
     def _leads(self) -> bool:
         return self._leadership.epoch() is not None

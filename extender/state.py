@@ -28,7 +28,7 @@ from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache, update_index
-from extender.cache.claimed import ClaimedPods
+from extender.cache.claimed import ClaimedPods, in_parts
 from extender.cache.clusterview import ClusterView
 from extender.cache.inventory import ShareReport
 from extender.cache.nominated import NominatedPods
@@ -166,6 +166,15 @@ class State:
         """Context manager: the pods whose shares are allocated by ResourceClaim, with the lock held."""
         with self._lock:
             yield self._claimed
+
+    def reserve_allocated_pods(self) -> None:
+        """Reserve the GPUs of pods that were allocated by claim before scheduler.mode was changed."""
+        with self._lock:
+            queue = self._claimed.queue()
+        for part in in_parts([uid for _, _, uid in queue]):
+            with self._lock:
+                self._cache.sync_cards()
+                self._claimed.reserve_by_annotations(part, self._ledger.nodes_with)
 
     def lowest_priority(self) -> int:
         """The lowest priority of the pods on nodes; 0 without pods."""

@@ -22,12 +22,14 @@ thread-safe.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cardwise.clock import Clock
-from cardwise.core.api.assignment import Assignment
+from cardwise.core.api import assignment as codec
+from cardwise.core.api.assignment import Assignment, InvalidAssignment
+from cardwise.core.values.decoded import annotations_of
 from cardwise.core.values.wording import quote_text
 from extender.cache.deadlines import Deadlines
 from extender.cache.nodeload import NodeLoads
@@ -212,6 +214,27 @@ class ClaimedPods:
             del self._keys_by_pod[claim.pod.uid]
         if not was_deleted_here and claim.is_allocated:
             self._on_refused(claim.pod.uid, _Refusal("the claim was deleted; another node is chosen"))
+
+    def reserve_by_annotations(self, uids: Iterable[str], nodes_of: Callable[[Assignment], Collection[str]]) -> None:
+        """Set the rows of those of these pods that a former extender has allocated, without reading claims.
+
+        For another scheduler.mode: kube-scheduler may bind the pods by their claims at any moment. Their GPUs are
+        reserved until they are bound or deleted.
+
+        nodes_of: returns the nodes with the cards.
+        """
+        for uid in uids:
+            pod, row = self._pods.get(uid), self._reservations.get(uid)
+            if pod is None or pod.gated or pod.claim is None or self._has_known_row(row):
+                continue
+            try:
+                assignment = codec.decode(annotations_of(pod.read_manifest()))
+            except InvalidAssignment:
+                continue
+            nodes = nodes_of(assignment) if assignment is not None else ()
+            if assignment is not None and nodes:
+                self._reservations.release_plan(uid)
+                self._reservations.set_allocated(pod.waiting, min(nodes), assignment, Phase.ALLOCATED)
 
     # Pods to plan.
 
@@ -436,9 +459,13 @@ class ClaimedPods:
         reason = refusal.reason if refusal is not None else None
         return TakeBack(row.pod, row.node, row.assignment, reason, self._is_gang_started(uid))
 
+    @staticmethod
+    def _has_known_row(row: Reservation | None) -> bool:
+        """Whether the pod is or may be bound to the row's node."""
+        return row is not None and row.phase not in UNPOSTED_PHASES and row.phase is not Phase.ORPHANED
+
     def _is_due(self, pod: PendingByClaim, now: float) -> bool:
-        row = self._reservations.get(pod.ref.uid)
-        if row is not None and row.phase not in UNPOSTED_PHASES and row.phase is not Phase.ORPHANED:
+        if self._has_known_row(self._reservations.get(pod.ref.uid)):
             return False
         return pod.is_schedulable and self._attempts[pod.ref.uid].not_before <= now
 
@@ -452,10 +479,8 @@ class ClaimedPods:
             return
         if pod.claim is None or pod.claim.claim != claim.name or claim.allocation.pod_uid != uid:
             return
-        row = self._reservations.get(uid)
-        if row is None or row.phase in UNPOSTED_PHASES or row.phase is Phase.ORPHANED:
-            if row is not None and row.phase in UNPOSTED_PHASES:
-                self._reservations.release_plan(uid)
+        if not self._has_known_row(self._reservations.get(uid)):
+            self._reservations.release_plan(uid)
             node, assignment = claim.allocation.node, claim.allocation.assignment
             self._reservations.set_allocated(pod.waiting, node, assignment, Phase.ALLOCATED)
             self.mark_allocated(uid)

@@ -28,7 +28,7 @@ from itertools import islice
 from immutables import Map
 
 from cardwise.core.api import quotas
-from cardwise.core.api.assignment import CardShare, CardUse
+from cardwise.core.api.assignment import Assignment, CardShare, CardUse
 from cardwise.core.api.cards import FULL_CORE, POSITION_BITS, POSITION_MASK, Card
 from cardwise.core.api.quotas import NO_CHARGE, Charge
 from cardwise.core.placement.cardindex import KIND_SHIFT, USED_TAINT, CardIndex, IndexEntry
@@ -162,10 +162,14 @@ class Ledger:
         """The nodes on which the holding counts: the node of its pod, and other nodes that report one of its cards or
         devices.
         """
-        nodes = {holding.node}
-        for use in holding.assignment.card_uses():
+        return {holding.node} | self.nodes_with(holding.assignment)
+
+    def nodes_with(self, assignment: Assignment) -> set[str]:
+        """The nodes that report a card or device of the assignment."""
+        nodes = set[str]()
+        for use in assignment.card_uses():
             nodes.update(self._cards.nodes(use.uuid))
-        for device in holding.assignment.non_gpu_devices():
+        for device in assignment.non_gpu_devices():
             nodes.update(self._devices.nodes(device.uuid))
         return nodes
 

@@ -170,6 +170,30 @@ def test_a_kube_scheduler_that_still_lets_the_extender_bind_gets_the_same_node()
         assert node_of(pod_of(world)) == node
 
 
+def test_an_allocated_pod_keeps_its_gpu_when_the_next_extender_does_not_serve_claims():
+    """A change of scheduler.mode: kube-scheduler may bind the pod by its claim at any moment."""
+    with world_of({"n1": [P100]}) as world:
+        world.do("creates", gpu_mem=P100)
+        passes(world)
+        world.do("is_killed", extender=0)
+        world.settings["claims"] = False
+        world.do("starts", extender=1)
+        passes(world, 20.0)
+        assert world.allocation_of(pod_of(world)) is not None
+        other = super(ClaimsWorld, world)._asking("p2", gpu_mem=P100)
+        other["metadata"]["uid"] = "uid-of-p2"
+        answer = {}
+
+        def call():
+            answer["filter"] = world._post(1, "filter", {"Pod": other, "Nodes": None, "NodeNames": ["n1"]})
+
+        world.clock.start(world.scheduler, call)
+        passes(world, 2.0)
+        assert (answer["filter"]["Error"], answer["filter"]["NodeNames"]) == ("", [])
+        work(world)
+        assert node_of(pod_of(world)) == "n1"
+
+
 def count_writes(create):
     """The number of writes to pods and claims without any kill."""
     with world_of() as world:
