@@ -22,13 +22,13 @@ from deviceplugin.grants import access as card_access
 from deviceplugin.grants import adoption, cdi
 from deviceplugin.grants.access import NO_CDI_FOR_CLAIMS_TEXT, Access, Delivery
 from deviceplugin.grants.claims import ClaimName, ClaimPreparation, ContainerDevices
-from deviceplugin.grants.gates import Gates
 from deviceplugin.grants.granting import Granting, IsActive, StartRefused
 from deviceplugin.grants.grants import Grant, GrantStore
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import HasManager, MpsWait
 from deviceplugin.grants.prestart import PreStart
 from deviceplugin.grants.release import Releaser
+from deviceplugin.grants.startblocks import StartBlocks
 from deviceplugin.plugin import slots
 from deviceplugin.plugin.claimserver import ClaimRegistration
 from deviceplugin.plugin.registration import Registration
@@ -48,7 +48,7 @@ _log = structlog.get_logger("deviceplugin.agent")  # the documents name this log
 
 COMPONENT = "cardwise-deviceplugin"
 _RELEASE_SECONDS = 1.0
-_GATES_SECONDS = 0.5  # how long a container may start on a card at most after its health or MPS has changed
+_START_BLOCKS_SECONDS = 0.5  # how long a container may start on a card at most after its health or MPS has changed
 
 _T = TypeVar("_T")
 
@@ -171,7 +171,7 @@ class NodeAgent:
         self._claims = ClaimRegistration(
             settings.kubelet_dir, self._run_timed_prepare, self._on_claim_released, self._find_claim_obstacle, clock
         )
-        self._gates = Gates(
+        self._start_blocks = StartBlocks(
             grants=self.grants,
             delivery=self._delivery,
             hardware=self._read_hardware,
@@ -179,12 +179,12 @@ class NodeAgent:
             access=lambda: self._access,
             mps_wait=mps_wait,
         )
-        self._gate_loop = Loop(
-            "gates",
-            self._gates.update,
-            failed="failed to update the gates of containers with a claim",
+        self._start_block_loop = Loop(
+            "start-blocks",
+            self._start_blocks.update,
+            failed="failed to update the start blocks of containers with a claim",
             failures=metrics.THREAD_FAILURES,
-            every=_GATES_SECONDS,
+            every=_START_BLOCKS_SECONDS,
             clock=clock,
         )
         self._release = Loop(
@@ -202,7 +202,7 @@ class NodeAgent:
         self._marker.start()
         self._release.start()
         self._inventory.start()
-        self._gate_loop.start()
+        self._start_block_loop.start()
         self._registration.start()
         if self._settings.claims:
             self._claims.start()
@@ -216,7 +216,7 @@ class NodeAgent:
             self.card_loads,
             self._inventory.isolation_by_uuid,
         )
-        metrics.CLOSED_GATES.set_function(lambda: self._gates.closed)
+        metrics.BLOCKED_STARTS.set_function(lambda: self._start_blocks.blocked)
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")
         for problem in self._selected_gpus.problems() if self._selected_gpus else ():
@@ -244,7 +244,7 @@ class NodeAgent:
         self._gpus.close()  # wakes the publisher, which waits for a change of the cards
         self._devices.close()
         self._inventory.stop()
-        self._gate_loop.stop()
+        self._start_block_loop.stop()
         self._release.stop()
         self._marker.stop()
         self.pods.stop()

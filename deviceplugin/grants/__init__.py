@@ -5,8 +5,8 @@ a CDI spec with the card's device nodes. The grant is released later.
 
 Read first: `granting`, `grants` (the store on disk), `release`.
 
-How the kubelet asks: `prestart` (by slot, at each start), `claims` (by ResourceClaim, once for a pod), and `gates` for
-the further starts of containers with a claim.
+How the kubelet asks: `prestart` (by slot, at each start), `claims` (by ResourceClaim, once for a pod), and
+`startblocks` for the further starts of containers with a claim.
 
 A container's access: `access` (by CDI or by environment), `cdi` (the spec of a slot), `environment`, `mpswait` (waits
 for MPS), `waitslots` (which starts may wait). Checks of grants: `hardware` (the cards of this node), `adoption`

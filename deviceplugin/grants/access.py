@@ -127,19 +127,19 @@ class Delivery:
             for slot in grant.slots:
                 self._write_spec(slot, grant, hardware)
 
-    def open_gate(self, slot: str, grant: Grant, hardware: Hardware) -> None:
+    def allow_start(self, slot: str, grant: Grant, hardware: Hardware) -> None:
         """Write the spec of the slot of the grant, unless it is there. Raises NoDevice or OSError."""
         with self._lock:
             self._write_if_changed(slot, self._build_spec(slot, grant, hardware))
 
-    def close_gate(self, slot: str, reason: str) -> None:
+    def block_start(self, slot: str, reason: str) -> None:
         """Write a spec of the slot with which no container starts, unless it is there. Raises OSError.
 
         If the spec cannot be written, removes the present one: without a spec, no container starts either.
         """
         with self._lock:
             try:
-                self._write_if_changed(slot, cdi.build_closed_spec(slot, reason))
+                self._write_if_changed(slot, cdi.build_blocking_spec(slot, reason))
             except OSError:
                 self._written.pop(slot, None)
                 cdi.spec_path(self._folder, slot).unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class Delivery:
     def restore_specs(self, grants: GrantStore, hardware: Hardware) -> None:
         """Recreate the specs from the grants: after a reboot the folder is empty, after a crash it may be outdated.
 
-        Leaves out the specs of containers with a claim, which may start only if `gates` finds no problem.
+        Leaves out the specs of containers with a claim, which may start only if `startblocks` finds no problem.
         """
         # Grants that are added meanwhile are delivered after the lock is released, and overwrite these specs.
         with self._lock:

@@ -295,7 +295,7 @@ def build_spec(
     }
 
 
-def build_closed_spec(slot: str, reason: str) -> Spec:
+def build_blocking_spec(slot: str, reason: str) -> Spec:
     """The CDI spec of a slot whose container must not start: the runtime finds no device node at the given path, and
     shows the path, which is the reason.
     """

@@ -5,7 +5,7 @@ everything that a slot does not: pod, container and cards. The grant is still bu
 the other modes, because all other readers on the node use them; and it is refused unless the claim says the same.
 
 The kubelet does not call again when a container restarts: it remembers the CDI devices of this answer. What has to hold
-at each start is up to the container's CDI spec, which the runtime reads each time (`gates`).
+at each start is up to the container's CDI spec, which the runtime reads each time (`startblocks`).
 
 Grants are kept by pod, not by claim, and are released as in the other modes (`release`): the claim may be deleted while
 its pod runs.

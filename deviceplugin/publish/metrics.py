@@ -26,8 +26,8 @@ PREPARE = Histogram(
     ["outcome"],
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30),
 )
-CLOSED_GATES = Gauge(
-    "cardwise_closed_gates", "Containers with a claim that cannot start at present, because of a GPU's health or MPS"
+BLOCKED_STARTS = Gauge(
+    "cardwise_blocked_starts", "Containers with a claim that cannot start at present, because of a GPU's health or MPS"
 )
 REGISTRATIONS = Counter("cardwise_registrations", "Registrations with the kubelet")
 THREAD_FAILURES = Counter(

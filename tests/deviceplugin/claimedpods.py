@@ -108,7 +108,7 @@ class ClaimedPod:
         """The paths in the container of the device nodes that its spec has."""
         return [node["path"] for node in self.rig.edits(self.slot(container)).get("deviceNodes", ())]
 
-    def closed(self, container: str = "main") -> str:
+    def blocked(self, container: str = "main") -> str:
         """Why the container cannot start, "" if it can."""
         (node, *_) = self.rig.edits(self.slot(container)).get("deviceNodes") or [{}]
         path = str(node.get("hostPath", ""))

@@ -160,7 +160,7 @@ class Rig:
         self.see()
         # What is told comes first: it must be true before all else has been looked at.
         agent = self.agent
-        for loop in (agent._inventory._loop, agent._release, agent._gate_loop, agent._marker._loop):
+        for loop in (agent._inventory._loop, agent._release, agent._start_block_loop, agent._marker._loop):
             loop.run_once()
         self.clock.advance(1.0)
 

@@ -15,7 +15,7 @@ from tests.deviceplugin.fakenode import PATIENCE, ServedKubelet, ServedRuntime
 
 T = TypeVar("T")
 
-LOOPS = {"registration", "inventory", "release", "gates", "marking", "cards", "devices"}
+LOOPS = {"registration", "inventory", "release", "start-blocks", "marking", "cards", "devices"}
 _THREADS = len(LOOPS) + 4  # the watches of pods, node, cards and classes
 
 

@@ -123,15 +123,15 @@ class TestByClaim:
         assert not [node for node in pod.nodes("second") if "nvidia" in node or "vfio" in node]
         assert pod.env("second")["CARDWISE_RDMA_DEVICES"] == "mlx5_0"
 
-    def test_a_device_that_fails_closes_the_gate_of_its_container_alone(self, machine, rig):
+    def test_a_device_that_fails_blocks_its_container_alone(self, machine, rig):
         pod = ClaimedPod(
             rig, "a", {"first": [], "second": []}, devices={"first": [("rdma", FIRST)], "second": [("rdma", SECOND)]}
         )
         pod.run("first", "second")
         machine.tree.port(machine.ports[1], 1, "1: DOWN")
         rig.settle()
-        assert f"({SECOND}) is unhealthy" in pod.closed("second")
-        assert pod.closed("first") == ""
+        assert f"({SECOND}) is unhealthy" in pod.blocked("second")
+        assert pod.blocked("first") == ""
         machine.tree.port(machine.ports[1], 1, "4: ACTIVE")
         rig.settle()
-        assert pod.closed("second") == ""
+        assert pod.blocked("second") == ""

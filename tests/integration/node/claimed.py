@@ -44,7 +44,7 @@ def write(space: Space, claim: dict[str, Any], status: dict[str, Any]) -> dict[s
     return dict(api.patch(paths.resourceclaims(space.name, name, "status"), {"status": status}, "merge"))
 
 
-def closed_gates(cdi_dir: Path) -> list[str]:
+def blocked_starts(cdi_dir: Path) -> list[str]:
     """Why containers with a claim may not start on the node, one text for each."""
     reasons = []
     for path in cdi_dir.glob("cardwise.dev-share-*.json"):

@@ -263,7 +263,7 @@ def test_an_unhealthy_card_stops_a_restart_and_says_why_until_it_heals(hand):
     hand.wait(lambda: hand.starts(uid), "the container told")
     hand.set_health(0, "Xid 79: GPU has fallen off the bus")
     try:
-        hand.wait(lambda: claimed.closed_gates(hand.cluster.node(NODE).cdi_dir), "the gate is closed")
+        hand.wait(lambda: claimed.blocked_starts(hand.cluster.node(NODE).cdi_dir), "the start is blocked")
         hand.let_it_exit(uid)
         reason = "is unhealthy: Xid 79: GPU has fallen off the bus; the container starts when it has recovered"
         hand.wait(lambda: reason in hand.waiting_message("a"), "the pod says why it waits")
@@ -278,14 +278,14 @@ def test_an_unhealthy_card_stops_a_restart_and_says_why_until_it_heals(hand):
     assert hand.space.phase("a") == "Running"
 
 
-def test_a_gate_is_right_again_after_a_restart_of_the_plugin(hand):
+def test_a_start_block_is_right_again_after_a_restart_of_the_plugin(hand):
     uid = hand.pod("a", 0, 8138)
     hand.wait(lambda: hand.starts(uid), "the container told")
     hand.cluster.process(PLUGIN).kill()
     hand.set_health(0, "Xid 79")
     try:
         hand.cluster.process(PLUGIN).restart()
-        hand.wait(lambda: claimed.closed_gates(hand.cluster.node(NODE).cdi_dir), "the gate is closed")
+        hand.wait(lambda: claimed.blocked_starts(hand.cluster.node(NODE).cdi_dir), "the start is blocked")
         hand.let_it_exit(uid)
         hand.wait(lambda: "is unhealthy: Xid 79" in hand.waiting_message("a"), "the pod says why it waits")
         assert hand.starts(uid) == 1

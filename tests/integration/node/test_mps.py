@@ -303,13 +303,13 @@ def test_a_container_goes_through_the_daemon_of_its_card_and_sees_no_other(world
 
 
 def test_a_container_by_claim_starts_again_only_while_mps_is_ready(world):
-    """The kubelet calls nobody for its restart: the gate holds."""
+    """The kubelet calls nobody for its restart: the start block holds."""
     uid = world.pod("a", 0, 8138, agent=True, isolation="mps", by_claim=True)
     output = world.started(uid)
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8138M" in output
     assert f"socket {inode(world, 0)}" in output
     world.break_down(0)
-    world.wait(lambda: claimed.closed_gates(world.node.cdi_dir), "the gate is closed")
+    world.wait(lambda: claimed.blocked_starts(world.node.cdi_dir), "the start is blocked")
     world.exit(uid)
     world.wait(lambda: "MPS on GPU" in world.waiting(uid), "it says why it waits")
     other = world.pod("other", 1, 8138, isolation="mps", by_claim=True)

@@ -1,7 +1,7 @@
-"""The gates of containers with a ResourceClaim: what PreStartContainer checks in the other modes holds at each start.
+"""Blocks starts of containers with a ResourceClaim, by the checks that PreStartContainer makes in the other modes.
 
 The kubelet calls no DRA plugin when a container restarts. But the container runtime reads the container's CDI spec at
-each creation. So the spec is the gate. While the container may start, the spec has the device nodes and variables of
+each creation. So the spec decides. While the container may start, the spec has the device nodes and variables of
 its grant. While it may not, the spec has one device node whose path on the host does not exist and is the reason in
 words: the runtime then creates no container, `kubectl describe pod` shows the reason, no restart is counted, and a pod
 with restartPolicy Never does not fail. The kubelet tries again by itself.
@@ -9,11 +9,11 @@ with restartPolicy Never does not fail. The kubelet tries again by itself.
 Theory of operation. Each pass reads hardware and health once. For each grant of a claim it asks what PreStart asks
 (the cards are here, healthy, and MPS is ready with the container's limit), builds the spec that follows, and writes it
 if it differs from the one written last. A pass depends on no earlier pass, so the first pass after a start of the
-plugin, or after the folder was emptied by a reboot, makes all gates right.
+plugin, or after the folder was emptied by a reboot, makes all specs right.
 
 Example: container A has 4096 MiB of card 0, container B 4096 MiB of card 1. The MPS daemon of card 0 dies. The next
-pass, at most half a second later, closes the gate of A ("MPS on GPU … is Down, not Ready") and leaves that of B open.
-The daemon is ready again, and allows 2048 MiB: A stays closed. It allows 4096 MiB: the next pass opens the gate of A.
+pass, at most half a second later, blocks the start of A ("MPS on GPU … is Down, not Ready"), and not that of B.
+The daemon is ready again, and allows 2048 MiB: A stays blocked. It allows 4096 MiB: the next pass allows A to start.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ from deviceplugin.grants.mpswait import MpsWait
 _log = structlog.get_logger(__name__)
 
 
-class Gates:
+class StartBlocks:
     """Keeps the CDI specs of all containers with a claim as they must be now. `update` is called again and again.
 
     health: returns the health of cards and devices, by UUID.
@@ -57,12 +57,12 @@ class Gates:
         self._problems: dict[str, str] = {}  # slot -> why its container may not start
 
     @property
-    def closed(self) -> int:
-        """The number of closed gates."""
+    def blocked(self) -> int:
+        """The number of containers whose start is blocked."""
         return len(self._problems)
 
     def update(self) -> None:
-        """Open and close all gates as follows from the node's present state."""
+        """Allow or block the start of all containers as follows from the node's present state."""
         grants = [grant for grant in self._grants.list_grants() if grant.claim]
         problems: dict[str, str] = {}
         if grants:
@@ -71,11 +71,11 @@ class Gates:
             obstacles = kernel_obstacles(hardware, self._access())
             for grant in grants:
                 for slot in grant.slots:
-                    if problem := self._update_gate(grant, slot, hardware, health, obstacles):
+                    if problem := self._update_start(grant, slot, hardware, health, obstacles):
                         problems[slot] = problem
         self._problems = problems
 
-    def _update_gate(
+    def _update_start(
         self,
         grant: Grant,
         slot: str,
@@ -83,14 +83,14 @@ class Gates:
         health: Mapping[str, Health],
         obstacles: Mapping[str, str | None],
     ) -> str | None:
-        """Open or close the gate of a container; returns why it is closed, None if it is open."""
+        """Allow or block the start of a container; returns why it is blocked, None if it may start."""
         try:
             grant = self._check(grant, hardware, health, obstacles)
-            self._delivery.open_gate(slot, grant, hardware)
+            self._delivery.allow_start(slot, grant, hardware)
             problem = None
         except (StartRefused, NoDevice, OSError) as error:
             problem = str(error)
-            self._delivery.close_gate(slot, problem)
+            self._delivery.block_start(slot, problem)
         previous = self._problems.get(slot)
         if problem != previous:
             fields = {"pod": grant.pod, "uid": grant.pod_uid, "container": grant.container}
