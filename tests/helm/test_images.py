@@ -118,10 +118,10 @@ def test_the_agent_in_its_image_uses_less_than_16_mib(agent: Path) -> None:
         assert process.stderr is not None
         try:
             assert "does not serve" in process.stderr.readline(), "it has checked the card, which needs a hash"
-            assert wait_for((folder / shareagent.SOCKET_FILE).exists)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
                 client.settimeout(10.0)
-                client.connect(str(folder / shareagent.SOCKET_FILE))
+                # The file is there a moment before the agent listens.
+                assert wait_for(lambda: client.connect_ex(str(folder / shareagent.SOCKET_FILE)) == 0)
                 client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
                 assert client.recv(4096).startswith(b"HTTP/1.1 200")
             status = Path(f"/proc/{process.pid}/status").read_text()
