@@ -485,6 +485,17 @@ def _shims(state: Path) -> list[int]:
     return pids
 
 
+# Debian's packages that real nodes need, with what for.
+PURPOSE_BY_PACKAGE = {
+    "runc": "starts containers",
+    "containernetworking-plugins": "connects pods to the node's network",
+    "busybox-static": "the program in the demo's image of pods",
+    "iproute2": "makes the nodes' networks",
+    "util-linux": "enters the nodes' namespaces",
+    "iptables": "routes Services",
+} | dict.fromkeys(crio.PACKAGES, "part of CRI-O, the nodes' container runtime")
+
+
 def missing_packages() -> list[str]:
     """Debian packages that a real node needs and this machine lacks."""
     needed = {
