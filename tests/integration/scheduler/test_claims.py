@@ -139,6 +139,14 @@ def test_the_claim_of_an_ended_pod_goes(space):
     space.wait(lambda: not any(used(space).values()), "its share is free")
 
 
+def test_a_claim_that_its_pod_leaves_behind_goes_too(space):
+    space.create(workload("p", gpu_mem=1000))
+    check_claim(space, "p")
+    space.kubectl("delete", "pod", "p", "--cascade=orphan", "--grace-period=1", "--wait=false")
+    space.wait(lambda: not space.cluster.api.get(paths.resourceclaims(space.name))["items"], "the claim is gone")
+    space.wait(lambda: not any(used(space).values()), "its share is free")
+
+
 def gang_pod(name: str, mem: int, size: int, gang: str = "g", **settings: object) -> Json:
     annotations = {names.GROUP_NAME: gang, names.GROUP_NUM: str(size)}
     return workload(name, gpu_mem=mem, annotations=annotations, **settings)
