@@ -113,7 +113,10 @@ def test_a_pod_that_may_preempt_for_cpu_evicts_nobody_on_another_node(space):
     space.running("first")  # a pod of lower priority is known
     scheduler.pause()
     try:
-        space.create(with_cpus(workload("p", gpu_mem=1000, spec={"priorityClassName": "high"}), CPUS // 2))
+        linux = {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [linux]}}
+        high = {"priorityClassName": "high", "affinity": {"nodeAffinity": required}}
+        space.create(with_cpus(workload("p", gpu_mem=1000, spec=high), CPUS // 2))
         space.wait(lambda: not space.get("p")["spec"].get("schedulingGates"), "its gate is open")
         node = claims.decode(claim_of(space, "p")).node
         low = {"priorityClassName": "low", "nodeName": node}
