@@ -199,13 +199,15 @@ class Extender:
             ],
             podgroups=[self._skip_until_synced(podgroups.step)],
             gangs=GangController(client, self._state, self._events, active=self._is_synced_and_leads, clock=clock),
-            evictions=[overcommit.step, direct_binds.step],
+            evictions=[
+                overcommit.step,
+                direct_binds.step,
+                *([] if settings.claims else [self._skip_until_synced(self._state.reserve_allocated_pods)]),
+            ],
             preemption=[evictions.step],
             nominating=nominating,
             workload=[workload.step, self._fragments.step],
-            claims=[
-                self._claims.step if settings.claims else self._skip_until_synced(self._state.reserve_allocated_pods)
-            ],
+            claims=[self._claims.step] if settings.claims else [],
             leadership=self._leadership,
             fence=fence,
             clock=clock,
