@@ -70,9 +70,13 @@ docs: env ## the documents as a site in docs/_build, warnings as errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 .PHONY: pictures
-pictures: env ## draw the pictures of the documents from their texts, and record `cardwise top` (half a minute)
+pictures: env ## draw the pictures of the documents from their texts and recordings
 	$(BIN)/python -m docs.pictures.draw
+
+.PHONY: recordings
+recordings: env ## record anew what pictures of the terminal are drawn from (as root; two minutes)
 	$(BIN)/python -m docs.pictures.record
+	$(BIN)/python -m docs.pictures.draw
 
 # In what order a set of names is gone through is a part of what a history of the black box does: fixed, so that what is
 # green stays green; `make soak` draws it. The programs of clusters have none fixed (tests/cluster/processes.py).

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from docs.pictures import svg
 
-_LANE, _TOP, _ROW, _MARGIN = 138, 58, 34, 76
+_LANE, _TOP, _ROW, _MARGIN = 128, 58, 36, 72
 
 
 class Step(NamedTuple):
@@ -19,7 +19,7 @@ class Step(NamedTuple):
     words: str
 
 
-def draw(lines: Sequence[str], title: str) -> str:
+def draw(lines: Sequence[str], alternative: str) -> str:
     """The picture. Raises `ValueError` for an unknown lane."""
     lanes, steps = _parse(lines)
     width, height = 2 * _MARGIN + _LANE * (len(lanes) - 1), _TOP + _ROW * (len(steps) + 1)
@@ -27,13 +27,13 @@ def draw(lines: Sequence[str], title: str) -> str:
     for i, lane in enumerate(lanes):
         x = _x(i)
         parts += [
-            f'<line x1="{x}" y1="44" x2="{x}" y2="{height - 12}" stroke="{svg.LINE}"/>',
-            svg.box(x - 60, 14, 120, 30),
-            svg.text(x, 33, lane, size=13, bold=True),
+            f'<line x1="{x}" y1="44" x2="{x}" y2="{height - 12}" class="line"/>',
+            svg.box(x - 61, 14, 122, 30),
+            svg.text(x, 33, lane, bold=True),
         ]
     for number, step in enumerate(steps, 1):
         parts += _draw_step(step, _TOP + _ROW * number, f"{number}. {step.words}", width)
-    return svg.frame(title, width, height, parts)
+    return svg.frame(alternative, width, height, parts)
 
 
 def _parse(lines: Sequence[str]) -> tuple[list[str], list[Step]]:
@@ -51,11 +51,11 @@ def _draw_step(step: Step, y: int, words: str, width: int) -> list[str]:
     middle = (_x(step.start) + _x(step.end)) / 2
     middle = min(max(middle, wide / 2 + 4), width - wide / 2 - 4)  # inside the picture
     if step.start == step.end:
-        return [svg.box(middle - wide / 2, y - 19, wide, 22, fill=svg.NOTE), svg.text(middle, y - 4, words)]
+        return [svg.box(middle - wide / 2, y - 19, wide, 24, fill="note"), svg.text(middle, y - 4, words)]
     side = 3 if step.end > step.start else -3
     return [
         # A background for the words, which lines of lanes would cross.
-        f'<rect x="{middle - wide / 2 + 4:.0f}" y="{y - 18}" width="{wide - 8:.0f}" height="15" fill="{svg.PAPER}"/>',
+        f'<rect class="paper" x="{middle - wide / 2 + 4:.0f}" y="{y - 19}" width="{wide - 8:.0f}" height="16"/>',
         svg.arrow((_x(step.start), y), (_x(step.end) - side, y)),
         svg.text(middle, y - 6, words),
     ]

@@ -1,13 +1,15 @@
 """What the documents point at is there; tests lie in the rooms of the product."""
 
 import ast
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from docs.pictures import draw
+from demo.scenes import SCENES
+from docs.pictures import cast, draw
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -124,9 +126,42 @@ def test_actions_of_others_are_pinned_by_their_commits():
     assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)] == []
 
 
-@pytest.mark.parametrize("source", sorted(draw.FOLDER.glob("*.txt")), ids=lambda path: path.stem)
-def test_every_picture_is_what_its_text_says(source):
-    assert source.with_suffix(".svg").read_text() == draw.draw_file(source), "make pictures"
+@pytest.mark.parametrize("name", draw.PICTURES)
+def test_every_picture_is_what_its_text_or_recording_says(name):
+    assert (draw.FOLDER / f"{name}.svg").read_text() == draw.PICTURES[name](), "make pictures"
+
+
+def test_pictures_load_nothing_and_run_no_script_and_have_an_alternative_text():
+    for path in draw.FOLDER.glob("*.svg"):
+        picture = path.read_text()
+        assert path.stem in draw.PICTURES
+        assert set(re.findall(r"\w+://[^\s\"<]+", picture)) == {"http://www.w3.org/2000/svg"}
+        assert re.findall(r"<script|<image|\bhref|@import", picture) == []
+        assert re.search(r"<title>(?:\S+ ){4,}", picture)
+
+
+@pytest.mark.parametrize("name", draw.PICTURES)
+def test_every_picture_is_on_a_page_with_an_alternative_text(name):
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    words = [text for page in pages for text in re.findall(rf"!\[(.*)\]\(\S*pictures/{name}\.svg\)", page.read_text())]
+    assert words
+    assert "" not in words
+
+
+def test_the_recording_of_the_demo_shows_the_scenes_of_today():
+    """Else `make recordings`."""
+    recorded = [line.strip() for _, line in cast.read_lines()]
+    for number, scene in enumerate(SCENES, 1):
+        title = recorded.index(f"{number}/{len(SCENES)} {scene.title}")
+        assert recorded[title + 1] == scene.purpose
+        assert recorded[title + 2].startswith("✓")
+
+
+def test_the_decision_tree_names_each_mode_of_the_chart():
+    schema = json.loads((ROOT / "helm" / "cardwise" / "values.schema.json").read_text())
+    modes = schema["properties"]["scheduler"]["properties"]["mode"]["enum"]
+    answers = [line.partition(" | ")[2] for line in (draw.FOLDER / "choose-values.txt").read_text().splitlines()]
+    assert set(filter(None, modes)) <= {answer.partition(":")[0] for answer in answers}
 
 
 @pytest.mark.parametrize("part", [path.name for path in (ROOT / "tests").iterdir() if package(path.name)])
