@@ -9,7 +9,7 @@ The modules:
     kube        Kubernetes: client, watches, leases, events
     runtime     the base of a process: settings, logs, HTTP server, certificates
     gpus        the cards of a node; `devices`: its other devices
-    cli         the command line; `simulation`: the simulator of its `simulate`
+    cli         the command line; `simulation`: the simulator of its `simulate`; `web`: the page of `cardwise web`
     share       a container's view of its own share
     clock       the clock, which callers pass in; `supervision`: daemon threads that survive exceptions
     programs    the entry points on PATH

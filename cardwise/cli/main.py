@@ -13,7 +13,8 @@ import click
 from cardwise.cli import console, options, rights
 
 _INTERRUPTED_STATUS = 130  # the exit status after Ctrl-C: 128 plus the number of SIGINT
-# By the command's name: its module, and its description in one line of 80 columns.
+# By the command's name: its module in cardwise.cli.commands, or elsewhere with its package; and its description in one
+# line of 80 columns.
 _COMMANDS: Final = {
     "bundle": ("bundle", "Collect a support bundle"),
     "classes": ("classes", "List the types of GPUs and devices, and what is free"),
@@ -31,6 +32,7 @@ _COMMANDS: Final = {
     "simulate": ("simulate", "Replay a trace of pods under each placement policy"),
     "top": ("top", "Show GPUs, shares and measured use, refreshed"),
     "uncordon": ("cordon", "Uncordon a GPU"),
+    "web": ("cardwise.web.command", "Show the GPUs, and why pods wait, in the browser"),
 }
 
 
@@ -49,7 +51,8 @@ class _Group(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, short_help = _COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(f"cardwise.cli.commands.{module}"), cmd_name.replace("-", "_"))
+        path = module if "." in module else f"cardwise.cli.commands.{module}"
+        command: click.Command = getattr(import_module(path), cmd_name.replace("-", "_"))
         command.short_help = short_help
         return command
 

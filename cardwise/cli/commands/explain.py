@@ -1,7 +1,7 @@
 """`cardwise explain`: why a pod is pending, or why it runs on its node; also for the pods of a workload."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -142,8 +142,21 @@ def explain_workload(
     return text, data | {"text": text.splitlines()}
 
 
-def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespace: str) -> tuple[str, Json]:
-    """Explain a pod. Returns the text and its JSON. Raises KubeError."""
+def _print_note(note: str) -> None:
+    console.print_text(f"note: {note}", err=True)
+
+
+def explain_pod(
+    client: KubeClient,
+    pod: Json,
+    namespace: str,
+    cardwise_namespace: str,
+    add_note: Callable[[str], None] = _print_note,
+) -> tuple[str, Json]:
+    """Explain a pod. Returns the text and its JSON. Raises KubeError.
+
+    add_note: called with each sentence about a part of the reason that cannot be seen.
+    """
     # For a finished pod, nothing else has to be read.
     if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:
         text = sentences.explain_pod(pod, None)
@@ -157,13 +170,11 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
             client, addresses=False, own_namespace=namespace, limits=settings.limits
         )
     except errors.Forbidden as error:
-        console.print_text(
-            f"note: only part of the reason is visible to you: {rights.describe_missing_right(error)}", err=True
-        )
+        add_note(f"only part of the reason is visible to you: {rights.describe_missing_right(error)}")
     if cluster_state is not None and cluster_state.partial:
-        console.print_text(f"note: {cluster_state.partial}", err=True)
+        add_note(cluster_state.partial)
     if settings.note and cluster_state is not None and is_pending:  # the policy matters only until a pod is placed
-        console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
+        add_note(f"assuming that the extender's policy is {settings.policy}: {settings.note}")
     pods: Sequence[Json] = ()
     if cluster_state is not None:
         pods = _list_visible_pods(client, namespace)
@@ -179,7 +190,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, cardwise_namespac
         free_loads, unread_nodes = liveworkload.read_free_loads(client)
         engine = ClusterEngine(cluster_state.ledger, free_loads, settings.workload)
         for note in filter(None, (unread_nodes, engine.note)):
-            console.print_text(f"note: {note}", err=True)
+            add_note(note)
     bare_uids = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
     context = replace(
         _read_context(client, pod, cluster_state, gang, cardwise_namespace), bare_uids=bare_uids, pods=pods

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "nvidia-ctk ": "on a node: node/test_nvidia_runtime.py",
     "pipx ": "not on each machine: tests/release installs the wheel",
     "cardwise simulate openb": "the trace is not shipped: tests/cli/commands/test_simulate.py",
+    "cardwise web": "serves until Ctrl-C: tests/web",
     "cardwise defrag --fit": "more CPUs than the nodes have here: tests/cli/commands/test_defrag.py",
     "curl --unix-socket": "in a container: node/test_agent.py",
     "python -m cardwise.share": "in a container: tests/share",
