@@ -703,7 +703,7 @@ class State:
         if pod.finished:
             self._claimed.remove_pod(pod.uid)
         else:
-            self._claimed.mark_bound(pod.uid)
+            self._claimed.mark_bound(pod.uid, has_claim=pod.has_claim)
         if pod.finished:
             self._loads.remove_pod(pod.uid)
         else:

@@ -23,10 +23,11 @@ was to be written, so the writer goes on with the gate. Had C not been allocated
 version just read: if the first PATCH arrives after all, one of the two gets 409.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 import structlog
 
@@ -96,6 +97,25 @@ class PreparedGrant:
     pod: Json | None
 
 
+class ClaimVersion(NamedTuple):
+    """One version of a claim. `version`: its resourceVersion."""
+
+    namespace: str
+    name: str
+    uid: str
+    version: str
+
+    @classmethod
+    def from_manifest(cls, manifest: Json) -> Self:
+        metadata = manifest["metadata"]
+        return cls(metadata["namespace"], metadata["name"], metadata["uid"], metadata["resourceVersion"])
+
+    @property
+    def delete_options(self) -> Json:
+        """The options of a DELETE that fails if the claim has changed."""
+        return {"preconditions": {"uid": self.uid, "resourceVersion": self.version}}
+
+
 class ClaimWriter:
     """Writes claims and opens gates. Thread-safe.
 
@@ -132,14 +152,14 @@ class ClaimWriter:
         if grant.claim is not None:
             self._allocate(grant, grant.claim, deadline)
 
-    def delete_claim(self, namespace: str, name: str, uid: str, epoch: int) -> None:
-        """Delete the claim with this UID, so that no earlier write to it can change anything. Raises KubeError."""
-        options = {"preconditions": {"uid": uid}}
-        try:
-            path = paths.resourceclaims(namespace, name)
-            self._send(epoch, lambda seconds: self._client.delete(path, options, timeout=seconds))
-        except (errors.NotFound, errors.Conflict):
-            return  # the claim is gone, or another object has its name
+    def delete_claim(self, claim: ClaimVersion, epoch: int) -> None:
+        """Delete the claim in this version, so that no earlier write to it can change anything.
+
+        Raises Conflict if the claim has changed, and other KubeErrors.
+        """
+        path = paths.resourceclaims(claim.namespace, claim.name)
+        with contextlib.suppress(errors.NotFound):
+            self._send(epoch, lambda seconds: self._client.delete(path, claim.delete_options, timeout=seconds))
 
     def read_claim(self, namespace: str, name: str) -> Json | None:
         """The claim; None if there is none. Raises KubeError."""
@@ -177,10 +197,10 @@ class ClaimWriter:
                     raise ClaimFailed(text, is_refusal=True)
                 if _is_new(manifest, body):
                     return manifest
-                self.delete_claim(claim.namespace, claim.claim, manifest["metadata"]["uid"], grant.epoch)
+                self.delete_claim(ClaimVersion.from_manifest(manifest), grant.epoch)
                 present = False
                 continue
-            except errors.AlreadyExists:
+            except errors.Conflict:  # it exists already, or has changed
                 present = True
                 continue
             except _LOST as error:

@@ -43,6 +43,7 @@ _MAX_DOUBLINGS: Final = 6
 # Seconds after which a pod that kube-scheduler cannot place is taken back: it usually deallocates the claim before.
 _REFUSED_SECONDS: Final = 1.0
 # The same, if the pod's status said so already before the allocation: then the status may be of an earlier attempt.
+# With volumes kube-scheduler may have chosen the node since, and wait for them: see `_ANSWER_SECONDS_WITH_VOLUMES`.
 _STALE_REFUSAL_SECONDS: Final = 10.0
 # The same, if its scheduler has neither bound nor refused it: it does not exist, or hangs. kube-scheduler waits for
 # volumes for 600 s by default.
@@ -50,6 +51,7 @@ _ANSWER_SECONDS: Final = 120.0
 _ANSWER_SECONDS_WITH_VOLUMES: Final = 660.0
 _UNANSWERED_BACKOFF, _MAX_UNANSWERED_BACKOFF = 60.0, 960.0  # seconds without a GPU then
 _UNUSED_SECONDS: Final = 5.0  # seconds for which a claim without a pod is kept: the watches may be late
+_LOST_SECONDS: Final = 2.0  # seconds after which a bound pod without its claim gets it again: the watches may be late
 _FOREVER: Final = float("inf")
 _PODS_PER_HOLD: Final = 32  # pods for the methods that take UIDs: below 1 ms also for members of big gangs
 _MAX_TIMES: Final = 256  # times that are read in one call; the next call continues
@@ -123,7 +125,9 @@ class ClaimedPods:
         self._deleted: dict[str, None] = {}  # UIDs of claims that this process has deleted and that the watch shows
         self._attempts: dict[str, _Attempts] = {}  # by UID of a pending pod
         self._refused: dict[str, _Refusal] = {}  # by UID of pods whose row is UNCONFIRMED since a refusal
-        self._unsettled: dict[str, TakeBack] = {}  # pods that were bound while their claims were taken back
+        self._bound: set[str] = set()  # UIDs of bound pods that need a claim
+        self._lost = Deadlines()  # by UID of a bound pod without an allocated claim, when to restore the claim
+        self._to_restore: dict[str, None] = {}  # UIDs of bound pods whose claims must be restored now
         self._queue: list[tuple[int, str, str]] = []  # `PendingByClaim.order` of all `_pods`, sorted
         self._backoffs = Deadlines()  # by UID, when the pod may be planned again
         self._checks = Deadlines()  # by UID of an allocated pod, when to check whether kube-scheduler has refused it
@@ -135,6 +139,7 @@ class ClaimedPods:
     def set_pod(self, pod: PendingByClaim) -> None:
         """Update a pod without a node."""
         uid = pod.ref.uid
+        self._set_bound(uid, needs_claim=False)
         before, self._pods[uid] = self._pods.get(uid), pod
         attempts = self._attempts.setdefault(uid, _Attempts(refused_before=pod.refused))
         row = self._reservations.get(uid)
@@ -154,7 +159,7 @@ class ClaimedPods:
 
     def remove_pod(self, uid: str) -> None:
         """Forget a pod that is finished or gone, or that does not wait for a claim."""
-        self._unsettled.pop(uid, None)
+        self._set_bound(uid, needs_claim=False)
         pod = self._pods.pop(uid, None)
         if pod is not None:
             self._remove_from_queue(pod)
@@ -165,23 +170,15 @@ class ClaimedPods:
         self._checks.discard(uid)
         self._on_pod_ended(uid)
 
-    def mark_bound(self, uid: str) -> None:
-        """Record that a pod is bound. Call this before its reservation is changed.
-
-        If its claim was being taken back, the claim may be deleted: then the pod gets it again.
-        """
-        row = self._reservations.get(uid)
-        unsettled = None
-        if row is not None and row.phase is Phase.UNCONFIRMED and row.by_claim:
-            unsettled = self._make_take_back(row)
-        unsettled = unsettled or self._unsettled.get(uid)
+    def mark_bound(self, uid: str, *, has_claim: bool) -> None:
+        """Record that a pod is bound. If it has lost its claim, or loses it later, `take_backs` names it."""
         self.remove_pod(uid)
-        if unsettled is not None:
-            self._unsettled[uid] = unsettled
+        self._set_bound(uid, needs_claim=has_claim)
 
     def end_restore(self, uid: str) -> None:
-        """Record that a bound pod has its claim."""
-        self._unsettled.pop(uid, None)
+        """Record that a bound pod has its claim, or needs none."""
+        self._lost.discard(uid)
+        self._to_restore.pop(uid, None)
 
     def set_claim(self, claim: ClaimRecord) -> None:
         """Update a claim."""
@@ -202,6 +199,7 @@ class ClaimedPods:
             )
         else:
             self._adopt(claim.pod.uid)
+        self._look_for_claim(claim.pod.uid)
 
     def remove_claim(self, key: str) -> None:
         """Remove a claim that is gone."""
@@ -214,6 +212,7 @@ class ClaimedPods:
             del self._keys_by_pod[claim.pod.uid]
         if not was_deleted_here and claim.is_allocated:
             self._on_refused(claim.pod.uid, _Refusal("the claim was deleted; another node is chosen"))
+        self._look_for_claim(claim.pod.uid)
 
     def reserve_by_annotations(self, uids: Iterable[str], nodes_of: Callable[[Assignment], Collection[str]]) -> None:
         """Set the rows of those of these pods that a former extender has allocated, without reading claims.
@@ -314,6 +313,7 @@ class ClaimedPods:
         if claim is not None and claim.uid == claim_uid:
             self._claims[claim.key] = claim._replace(allocation=None, problem="")
             self._deleted[claim_uid] = None
+            self._look_for_claim(uid)
 
     def end_take_back(self, uid: str, phase: Phase | None, *, seconds: float = 0.0) -> None:
         """Record the outcome of reading a pod from `take_backs`, as in `Reservations.settle_claim`.
@@ -333,7 +333,8 @@ class ClaimedPods:
 
     def begin_epoch(self, uids: Iterable[str]) -> None:
         """Begin a leader epoch for these pods: the claims that could not be used yet are deleted, and all others are
-        known. Rows of former attempts follow the claims.
+        known. Rows of former attempts follow the claims. A claim of a gated pod that is still there keeps its GPUs
+        until it is read: it could not be deleted, or its gang has started.
         """
         for uid in uids:
             row = self._reservations.get(uid)
@@ -341,8 +342,10 @@ class ClaimedPods:
                 self._refused.pop(uid, None)
                 self._reservations.settle_claim(uid, None)
                 self._adopt(uid)
-            pod, claim = self._pods.get(uid), self._claims.get(self._keys_by_pod.get(uid, ""))
-            if pod is None or claim is None or claim.allocation is None or not self._must_finish(pod, claim):
+            pod, claim = self._pods.get(uid), self._claim_of(uid)
+            if pod is None or not pod.gated or claim is None or claim.allocation is None:
+                continue
+            if claim.allocation.pod_uid != uid:
                 continue
             former = self._reservations.get(uid)
             if former is None or former.phase in UNPOSTED_PHASES:
@@ -354,23 +357,30 @@ class ClaimedPods:
     # Claims to take back and to delete.
 
     def uids_to_take_back(self) -> list[str]:
-        """The UIDs of the pods for `take_backs`: refused ones, and those with an unknown outcome."""
+        """The UIDs of the pods for `take_backs`: refused ones, those with an unknown outcome, and bound ones without
+        their claim.
+        """
         now = self._clock.now()
         for _ in range(_MAX_TIMES):
             uid = self._checks.pop_due(now)
             if uid is None:
                 break
             self._check_refusal(uid, now)
-        return [*self._unsettled, *self._reservations.uids_in_phase(Phase.UNCONFIRMED)]
+        for _ in range(_MAX_TIMES):
+            uid = self._lost.pop_due(now)
+            if uid is None:
+                break
+            self._to_restore[uid] = None
+        return [*self._to_restore, *self._reservations.uids_in_phase(Phase.UNCONFIRMED)]
 
     def take_backs(self, uids: Iterable[str]) -> list[TakeBack]:
         """The pods among these whose claims must be read."""
         entries = []
         for uid in uids:
             row = self._reservations.get(uid)
-            if uid in self._unsettled:
-                entries.append(self._unsettled[uid])
-            elif row is not None and row.phase is Phase.UNCONFIRMED and row.by_claim:
+            if row is None:
+                self._to_restore.pop(uid, None)  # its annotations give it no GPU
+            elif uid in self._to_restore or (row.phase is Phase.UNCONFIRMED and row.by_claim):
                 entries.append(self._make_take_back(row))
         return entries
 
@@ -384,9 +394,8 @@ class ClaimedPods:
             claim
             for uid in uids
             if (pod := self._pods.get(uid)) is not None
-            and (claim := self._claims.get(self._keys_by_pod.get(uid, ""))) is not None
+            and (claim := self._claim_of(uid)) is not None
             and (pod.gated or claim.allocation is None)
-            and claim.uid not in self._deleted
             and not self._must_finish(pod, claim)
         ]
 
@@ -409,6 +418,26 @@ class ClaimedPods:
 
     # Private helpers.
 
+    def _claim_of(self, uid: str) -> ClaimRecord | None:
+        """The claim that the pod owns; None if there is none, or if this process has deleted it."""
+        claim = self._claims.get(self._keys_by_pod.get(uid, ""))
+        return claim if claim is not None and claim.uid not in self._deleted else None
+
+    def _set_bound(self, uid: str, *, needs_claim: bool) -> None:
+        if needs_claim:
+            self._bound.add(uid)
+        else:
+            self._bound.discard(uid)
+        self._look_for_claim(uid)
+
+    def _look_for_claim(self, uid: str) -> None:
+        """Note whether the pod is bound and has no allocated claim."""
+        claim = self._claim_of(uid)
+        if uid not in self._bound or (claim is not None and claim.is_allocated):
+            self.end_restore(uid)
+        elif uid not in self._to_restore and uid not in self._lost:
+            self._lost.set(uid, self._clock.now() + _LOST_SECONDS)
+
     def _remove_from_queue(self, pod: PendingByClaim | None) -> None:
         if pod is not None:
             del self._queue[bisect_left(self._queue, pod.order)]
@@ -429,8 +458,10 @@ class ClaimedPods:
 
     def _refusal_time(self, row: Reservation, attempts: _Attempts) -> float:
         """When the pod counts as refused by kube-scheduler, if its status still says so then."""
-        seconds = _STALE_REFUSAL_SECONDS if attempts.refused_before else _REFUSED_SECONDS
-        pod = self._pods.get(row.pod.uid)
+        pod, seconds = self._pods.get(row.pod.uid), _REFUSED_SECONDS
+        if attempts.refused_before:
+            has_volumes = pod is not None and pod.has_volumes
+            seconds = _ANSWER_SECONDS_WITH_VOLUMES if has_volumes else _STALE_REFUSAL_SECONDS
         since = row.since if attempts.refused_before and pod is not None and pod.refused else attempts.refused_since
         return since + seconds * 2.0 ** min(attempts.failures, _MAX_DOUBLINGS)
 
@@ -474,8 +505,8 @@ class ClaimedPods:
 
         Not while the gate is closed: kube-scheduler cannot bind the pod then, and a new leader deletes the claim.
         """
-        pod, claim = self._pods.get(uid), self._claims.get(self._keys_by_pod.get(uid, ""))
-        if pod is None or pod.gated or claim is None or claim.allocation is None or claim.uid in self._deleted:
+        pod, claim = self._pods.get(uid), self._claim_of(uid)
+        if pod is None or pod.gated or claim is None or claim.allocation is None:
             return
         if pod.claim is None or pod.claim.claim != claim.name or claim.allocation.pod_uid != uid:
             return

@@ -1,8 +1,10 @@
 """Takes claims back: after a refusal of kube-scheduler, a lost answer, the end of a pod, or a change of the leader.
 
 A claim is deleted and never emptied: a write that names the UID of a deleted object changes nothing, however late the
-API server carries it out. A pod that may have been bound meanwhile is read once more `_SETTLE_SECONDS` later, because
-kube-scheduler does not read the claim again before it binds the pod. If the pod is bound, it gets its claim back.
+API server carries it out. The deletion names the version that was read, so it never deletes what was allocated since.
+A pod that may have been bound meanwhile is read once more `_SETTLE_SECONDS` later, because kube-scheduler does not read
+the claim again before it binds the pod. A bound pod that has no claim gets it back, whoever has deleted it, and also
+from a new leader.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
 from cardwise.kube.client import KubeClient
 from extender.binding import claimwriter
-from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimWriter, PreparedGrant
+from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimVersion, ClaimWriter, PreparedGrant
 from extender.cache.claimed import TakeBack, in_parts
 from extender.cache.reservations import Phase
 from extender.leadership.fence import run_in_parallel
@@ -128,10 +130,10 @@ class ClaimTakeBack:
         was_bindable = claim is None and name is not None  # another program may have deleted it just now
         if claim is not None and name is not None and claims.is_ours(claim):
             was_bindable = bool((claim.get("status") or {}).get("allocation"))
-            claim_uid = claim["metadata"]["uid"]
-            self._writer.delete_claim(entry.pod.namespace, name, claim_uid, epoch)
+            read = ClaimVersion.from_manifest(claim)
+            self._writer.delete_claim(read, epoch)
             with self._state.claimed_pods() as claimed:
-                claimed.mark_claim_deleted(entry.pod.uid, claim_uid)
+                claimed.mark_claim_deleted(entry.pod.uid, read.uid)
         pod = self._writer.read_pod(entry.pod)
         if pod is None:
             return self._end(entry, Phase.TERMINATING)
@@ -151,8 +153,10 @@ class ClaimTakeBack:
 
     def _restore_claim(self, entry: TakeBack, pod: Json, claim: Json | None, epoch: int) -> float:
         """Allocate the claim of a bound pod again, if the pod is on the node of its reservation. Returns seconds."""
+        metadata, phase = pod["metadata"], (pod.get("status") or {}).get("phase")
+        needs_claim = not metadata.get("deletionTimestamp") and phase not in names.FINISHED_PHASES
         is_ours = pod["spec"]["nodeName"] == entry.node and claimwriter.read_assignment(pod) == entry.assignment
-        if is_ours and not claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
+        if needs_claim and is_ours and not claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
             self._writer.reallocate(_grant_of(entry, pod, epoch), self._clock.now() + _WRITE_SECONDS)
             _log.warning("allocated the claim of a bound pod again", pod=entry.pod.pod, uid=entry.pod.uid)
         with self._state.claimed_pods() as claimed:
@@ -174,7 +178,7 @@ class ClaimTakeBack:
             pod = self._writer.read_pod(claim.pod) if claim.pod.uid else None
             if pod is not None and (pod.get("status") or {}).get("phase") not in names.FINISHED_PHASES:
                 return  # the watch is late
-            self._writer.delete_claim(claim.namespace, claim.name, claim.uid, epoch)
+            self._writer.delete_claim(_version_of(claim), epoch)
         except (errors.KubeError, ClaimFailed) as error:
             _log.info("failed to delete a claim; trying again", claim=claim.key, error=str(error))
 
@@ -212,16 +216,20 @@ class ClaimTakeBack:
         return in_parts(list(dict.fromkeys([*(uid for _, _, uid in queue), *uids])))
 
     def _fence_claim(self, claim: ClaimRecord) -> errors.KubeError | None:
-        path, options = paths.resourceclaims(claim.namespace, claim.name), {"preconditions": {"uid": claim.uid}}
+        path = paths.resourceclaims(claim.namespace, claim.name)
         try:
-            self._client.delete(path, options, timeout=_TIMEOUT)
-        except (errors.NotFound, errors.Conflict):
+            self._client.delete(path, _version_of(claim).delete_options, timeout=_TIMEOUT)
+        except errors.NotFound:
             pass  # the claim is gone
         except errors.KubeError as error:
             return error
         with self._state.claimed_pods() as claimed:
             claimed.mark_claim_deleted(claim.pod.uid, claim.uid)
         return None
+
+
+def _version_of(claim: ClaimRecord) -> ClaimVersion:
+    return ClaimVersion(claim.namespace, claim.name, claim.uid, claim.version)
 
 
 def _grant_of(entry: TakeBack, pod: Json, epoch: int) -> ClaimGrant:

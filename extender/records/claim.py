@@ -18,6 +18,7 @@ class ClaimRecord(NamedTuple):
     """A claim of Cardwise's class.
 
     pod: the pod that owns the claim; without name and UID if none does: the pod was deleted with --cascade=orphan.
+    version: the claim's resourceVersion.
     allocation: None if the claim is not allocated.
     problem: why the allocation could not be read.
     """
@@ -26,6 +27,7 @@ class ClaimRecord(NamedTuple):
     name: str
     uid: str
     pod: PodRef
+    version: str
     allocation: Allocation | None = None
     problem: str = ""
 
@@ -110,6 +112,7 @@ def read_claim(manifest: Json) -> tuple[str, ClaimRecord] | None:
         metadata["name"],
         metadata["uid"],
         PodRef(owner["uid"], namespace, owner["name"]),
+        metadata["resourceVersion"],
         allocation,
         problem,
     )

@@ -49,7 +49,7 @@ def claim_record(manifest: Json, node: str | None = "n1", *, uid: str = "claim-1
     """The record of the pod's claim, allocated on the node; None: not allocated. `owned`: whether the pod owns it."""
     pod, assignment = claims.read_pod(manifest), Assignment({"0": shares(900, 0, node=node or "n1")})
     claim = claims.new_claim(pod, assignment)
-    claim["metadata"]["uid"] = uid
+    claim["metadata"] |= {"uid": uid, "resourceVersion": "7"}
     if node is not None:
         claim["status"] = claims.new_status(pod, assignment, node, "2026-11-30T10:00:00Z")
     if not owned:

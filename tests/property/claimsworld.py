@@ -17,7 +17,7 @@ from tests.property.blackbox import LEASE, Refused, World
 from tests.property.judge import Given, Judge, Share, asks, gang_of, is_over, node_of
 
 CLAIMS = paths.resourceclaims()
-_UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 
 
 class ClaimsJudge(Judge):
@@ -25,18 +25,19 @@ class ClaimsJudge(Judge):
 
     def _bound(self, pod: Json) -> None:
         super()._bound(pod)
-        uid = pod["metadata"]["uid"]
-        if not asks(pod):
-            return
-        claim = self._world.claim_of(pod)
-        if claim is not None and claims.decode(claim) is not None:
-            allocation = claims.decode(claim)
-            granted = {share.uuid: share.mem for share in self.bound_pods[uid].shares}
-            assert allocation.node == node_of(pod), (pod["metadata"]["name"], "bound elsewhere")
-            assert {share.uuid: share.mem for share in allocation.assignment.shares()} == granted, (
-                pod["metadata"]["name"],
-                "pod and claim do not say the same",
-            )
+        if asks(pod) and self._world.allocation_of(pod) is not None:
+            self.check_claim(pod)
+
+    def check_claim(self, pod: Json) -> None:
+        """Check that the bound pod has its claim, and that the claim says what the pod's annotations say."""
+        name, allocation = pod["metadata"]["name"], self._world.allocation_of(pod)
+        assert allocation is not None, (name, "bound without a claim")
+        granted = {share.uuid: share.mem for share in self.bound_pods[pod["metadata"]["uid"]].shares}
+        assert allocation.node == node_of(pod), (name, "bound elsewhere")
+        assert {share.uuid: share.mem for share in allocation.assignment.shares()} == granted, (
+            name,
+            "pod and claim do not say the same",
+        )
 
     def _check_epoch(self, pod: Json, binding: Given) -> None:
         """A pod that a former leader has allocated may be bound later than one of this leader."""
@@ -182,12 +183,19 @@ class ClaimsWorld(World):
                 self.refusing[node] = max(0, self.refusing.get(node, 0) - 1)
                 if self.deallocates and allocation is not None:
                     self._deallocate(pod, client)
-                client.patch(path + "/status", {"status": {"conditions": [_UNSCHEDULABLE]}}, "merge")
+                client.patch(path + "/status", {"status": {"conditions": [UNSCHEDULABLE]}}, "merge")
                 return
             meta = pod["metadata"]
             target = {"apiVersion": "v1", "kind": "Node", "name": node}
             body = {"metadata": {"name": meta["name"], "uid": uid}, "target": target}
             client.create(path + "/binding", body)
+
+    def loses_its_claim(self, choice: int) -> None:
+        """Let an administrator delete the claim of a bound pod by force."""
+        bound = [pod for pod in self.pods() if node_of(pod) and asks(pod) and not is_over(pod)]
+        claim = self.claim_of(bound[choice % len(bound)]) if bound else None
+        if claim is not None:
+            self.api.remove(path_of_claim(claim))
 
     def _deallocate(self, pod: Json, client: Any) -> None:
         claim = self.claim_of(pod)
@@ -196,6 +204,13 @@ class ClaimsWorld(World):
         metadata = {key: claim["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {"metadata": metadata, "status": {"allocation": None, "reservedFor": None}}
         client.patch(path_of_claim(claim) + "/status", body, "merge")
+
+    def quiet(self) -> None:
+        super().quiet()
+        self.clock.run(10, stride=1.0)
+        for pod in self.pods():
+            if node_of(pod) and asks(pod) and not is_over(pod) and not pod["metadata"].get("deletionTimestamp"):
+                self.judge.check_claim(pod)
 
     def _work(self) -> None:
         for pod in sorted(self.pods(), key=lambda other: -other["spec"].get("priority", 0)):

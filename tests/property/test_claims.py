@@ -100,6 +100,10 @@ class ClaimsMachine(RuleBasedStateMachine):
     def a_pod_goes_on(self, choice, action):
         self.world.do(action, choice=choice)
 
+    @rule(choice=choice)
+    def a_claim_is_deleted_by_force(self, choice):
+        self.world.do("loses_its_claim", choice=choice)
+
     @rule(node=st.sampled_from(["n1", "n1"]), change=st.sampled_from(["healthy", "cordoned"]))
     def a_card_changes(self, node, change):
         self.world.do("card_changes", node=node, index=0, change=change)

@@ -5,9 +5,9 @@ from contextlib import nullcontext
 import pytest
 
 from cardwise.core.api import assignment, claims, names
-from cardwise.kube import paths
+from cardwise.kube import errors, paths
 from cardwise.kube.pods.nodeconstraints import REQUIRED_AFFINITY_FIELD
-from extender.binding.claimwriter import ClaimFailed, ClaimWriter, PodChanged, is_whole
+from extender.binding.claimwriter import ClaimFailed, ClaimVersion, ClaimWriter, PodChanged, is_whole
 from extender.leadership.leadership import Leadership
 from tests.extender.claimpods import claiming, grant_for
 from tests.fakes.apiserver import ApiServer, Fault
@@ -235,10 +235,14 @@ def test_a_deadline_ends_the_publication():
     assert world.clock.now() - began < 6
 
 
-def test_a_deleted_claim_of_the_same_name_is_not_deleted_again():
+@pytest.mark.parametrize("change", ["uid", "version"])
+def test_only_the_version_of_a_claim_that_was_read_is_deleted(change):
     world = World()
     world.publish()
-    world.writer.delete_claim("default", "cardwise-0000000000000001", "another-uid", 0)
+    read = ClaimVersion.from_manifest(world.claim)
+    with pytest.raises(errors.Conflict):
+        world.writer.delete_claim(read._replace(**{change: "another"}), 0)
     assert world.claim is not None
-    world.writer.delete_claim("default", "cardwise-0000000000000001", world.claim["metadata"]["uid"], 0)
+    world.writer.delete_claim(read, 0)
     assert world.claim is None
+    world.writer.delete_claim(read, 0)

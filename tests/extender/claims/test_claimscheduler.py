@@ -9,7 +9,7 @@ from cardwise.core.api import claims, names
 from cardwise.kube import paths
 from tests.build import P100
 from tests.fakes.apiserver import Fault
-from tests.property.claimsworld import CLAIMS, ClaimsWorld, protect_claims
+from tests.property.claimsworld import CLAIMS, UNSCHEDULABLE, ClaimsWorld, protect_claims
 from tests.property.judge import node_of
 
 NODES = {"n1": [P100], "n2": [P100]}
@@ -133,6 +133,54 @@ def test_a_pod_that_is_bound_while_its_claim_is_taken_back_gets_the_claim_again(
         passes(world, 5.0)
         assert node_of(pod_of(world)) == node
         assert world.allocation_of(pod_of(world)).node == node
+
+
+@pytest.mark.parametrize("next_leader", [False, True])
+def test_a_bound_pod_gets_a_lost_claim_again(next_leader):
+    with world_of() as world:
+        world.do("creates", gpu_mem=1000)
+        passes(world)
+        work(world, 1)
+        pod = pod_of(world)
+        before = world.allocation_of(pod)
+        if next_leader:
+            world.do("is_killed", extender=0)
+        world.do("loses_its_claim", choice=0)
+        if next_leader:
+            world.do("starts", extender=1)
+        passes(world, 8.0)
+        assert node_of(pod) == before.node
+        now = world.allocation_of(pod)
+        assert (now.node, now.assignment) == (before.node, before.assignment)
+
+
+@pytest.mark.parametrize("change", ["finished", "terminating"])
+def test_a_pod_that_ends_gets_no_claim_again(change):
+    with world_of() as world:
+        world.do("creates", gpu_mem=1000)
+        passes(world)
+        work(world, 1)
+        world.do("runs", choice="p1")
+        world.do("ends" if change == "finished" else "deletes", choice="p1")
+        world.do("loses_its_claim", choice=0)
+        passes(world, 8.0)
+        assert world.api.all(CLAIMS) == []
+
+
+@pytest.mark.parametrize("volumes", [[], [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]])
+def test_a_pod_keeps_its_claim_while_kube_scheduler_waits_for_its_volumes(volumes):
+    """The pod's status is of an earlier attempt. Without volumes kube-scheduler waits for nothing."""
+    with world_of({"n1": [P100]}) as world:
+        pod = world._asking("p1", gpu_mem=P100)
+        pod["spec"]["volumes"] = volumes
+        pod["status"]["conditions"] = [UNSCHEDULABLE]
+        world.api.write_object(paths.pods(), pod)
+        passes(world)
+        claim = world.claim_of(pod_of(world))
+        world.do("passes", seconds=60.0, stride=1.0)
+        now = world.claim_of(pod_of(world))
+        kept = now is not None and now["metadata"]["uid"] == claim["metadata"]["uid"]
+        assert kept is bool(volumes)
 
 
 def test_preferred_nodes_come_first_as_far_as_gpus_are_free():
