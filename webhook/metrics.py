@@ -36,7 +36,7 @@ _REASONS = (
     (re.compile(rf"{re.escape(names.GPU_MEM)}|memoryMiB|gpu-mem"), "memory"),
     (re.compile(rf"{re.escape(names.GPU_CORE)}|corePercent|sm-percent"), "cores"),
     (re.compile(r"gpu-count|cardwise\.dev/gpu\b|nvidia\.com/gpu"), "cards"),
-    (re.compile(r"cardwise\.dev/isolation\b"), "isolation"),
+    (re.compile(r"cardwise\.dev/(?:isolation|share-with)\b"), "isolation"),
     (re.compile(r"group-name|group-pod-num|pod-group|/gang\b|queue-priority|podManagementPolicy"), "gang"),
     (re.compile(r"spec\.nodeName|^target\b"), "placement"),
     (re.compile(r"\.env\b|volumeMounts|\.name$"), "container"),

@@ -32,6 +32,7 @@ from webhook.pods import (
     isolation,
     resources,
     scheduling,
+    sharing,
 )
 from webhook.pods.context import Context
 from webhook.pods.pod import PodUnderReview
@@ -50,6 +51,7 @@ MUTATE: Final[tuple[Rule, ...]] = (
     gangs.mutate_podgroup,  # reads the request, which does not change after this, and with it the gang
     # What the pod gets.
     isolation.mutate,  # before the agent and the variables, which depend on it
+    sharing.mutate,  # the tenants with which it shares GPUs
     agent.mutate,  # moves init containers, so before all rules that write by a container's key
     annotations.mutate,  # removes what only Cardwise may write, so after all rules that read what the author wrote
     resources.mutate,  # amounts, slots, markers and variables of each container
@@ -75,6 +77,7 @@ VALIDATE: Final[tuple[Rule, ...]] = (
     resources.validate_environment,  # the variables
     agent.validate,  # the share agent, its volume and mounts
     isolation.validate,  # also whether a node meets it
+    sharing.validate,  # whether the namespace requires or allows the demand
     # Last, because it matters least, and because it asks the API server.
     annotations.validate_unread,  # warnings about annotations and labels that no program reads
     gangs.validate_number,  # whether existing pods of the gang name the same number

@@ -14,7 +14,7 @@ from cardwise.core.api import assignment, classes, names, quotas, request
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, ResourceClass
-from cardwise.core.api.mpsprofile import CLIENT_WITH_UNKNOWN_SETTINGS, REPORTED_ONLY_CLIENT
+from cardwise.core.api.mpsprofile import CLIENT_WITH_UNKNOWN_SETTINGS, reported_only_client
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED_PHASE, Holding
@@ -226,7 +226,7 @@ def _add_pod(cluster_state: ClusterState, pod: Pod) -> None:
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
-                mps_client = mps_client_of_pod(meta.annotations, pod.spec, assigned.containers)
+                mps_client = mps_client_of_pod(meta, pod.spec, assigned.containers)
                 holding = Holding(
                     meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned, mps_client=mps_client
                 )
@@ -283,7 +283,7 @@ def _add_reported_shares(cluster_state: ClusterState) -> None:
                 node,
                 assigned,
                 REPORTED_PHASE,
-                REPORTED_ONLY_CLIENT,
+                reported_only_client(reported_share.namespace),
                 charged=is_terminating,
             )
         )

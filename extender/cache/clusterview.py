@@ -278,8 +278,8 @@ class Changes(NodeChanges):
 def _are_cards_valid(node: NodeState, assignment: Assignment, request: PodRequest) -> bool:
     """Whether the cards and devices of this assignment, which the node counts, can still be used for the request.
 
-    Each card must exist, accept shares, be of the requested class, and have the capacity; MPS on the card must admit
-    the pod. Each device must exist and be free.
+    Each card must exist, accept shares, be of the requested class, and have the capacity; MPS and the tenants of the
+    card must admit the pod. Each device must exist and be free.
     """
     if not is_valid_grant(assignment, node.devices, node.device_holds):
         return False
@@ -305,5 +305,7 @@ def _are_cards_valid(node: NodeState, assignment: Assignment, request: PodReques
                 isolation, several_cards=several, whole=whole, whole_only=whole_only
             )
         if not node.mps.admits(position, untolerated[several, whole], user):
+            return False
+        if not node.tenants.admits(position, request.tenant):
             return False
     return True

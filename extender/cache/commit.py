@@ -120,7 +120,7 @@ class Commit:
 
     def have_cards_capacity(self) -> bool:
         """Whether each card can take its share: it exists, is open, is of the requested class, and has the capacity.
-        MPS on the card must admit the pod.
+        MPS and the tenants of the card must admit the pod.
         """
         return self._cluster.has_cards_for(self._changed_places)
 

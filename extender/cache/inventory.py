@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from cardwise.core.api.assignment import AssignedDevice, Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.mpsprofile import REPORTED_ONLY_CLIENT
+from cardwise.core.api.mpsprofile import reported_only_client
 from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED_PHASE, Holding
@@ -222,7 +222,7 @@ class Inventory:
             {key: tuple(share_parts) for key, share_parts in shares.items()},
             {key: tuple(share_parts) for key, share_parts in devices.items()},
         )
-        return Holding(uid, namespace, name, node, assigned, REPORTED_PHASE, REPORTED_ONLY_CLIENT)
+        return Holding(uid, namespace, name, node, assigned, REPORTED_PHASE, reported_only_client(namespace))
 
     def _card_with_classes(self, name: str) -> Card | Device:
         """The card or device with its classes."""

@@ -34,6 +34,7 @@ searched for ten times as long (`SearchPauses`). So a gang that never fits delay
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nsmallest
+from itertools import chain
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -44,6 +45,7 @@ from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.api.quotas import Charge
+from cardwise.core.api.sharing import Tenant
 from cardwise.core.gangs.gangplan import Pace, Planned
 from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.gangs.gangstate import Gang
@@ -372,20 +374,27 @@ def _holdings_to_reserve_by_member(
 
 
 def _missing_by_card(ledger: Ledger, holdings: Iterable[Holding]) -> dict[str, int]:
-    """The amount that must be freed on each card before the holdings fit, by UUID: MiB + clients + percent of SMs.
+    """The amount that must be freed on each card before the holdings fit, by UUID: MiB + clients + percent of SMs, and
+    shares that keep the holdings' tenant from the card.
 
     The sum decreases with each pod that ends.
     """
     short: dict[str, int] = {}
-    for node, shares in _shares_by_node(holdings).items():
+    holdings_by_node: dict[str, list[Holding]] = {}
+    for holding in holdings:
+        holdings_by_node.setdefault(holding.node, []).append(holding)
+    for node, holdings_there in holdings_by_node.items():
         state = ledger.node(node)
         if state is None:
             continue
         requested: dict[int, list[CardShare]] = {}
-        for share in shares:
-            position = state.position(share)
-            if position is not None:
-                requested.setdefault(position, []).append(share)
+        tenants: dict[int, set[Tenant]] = {}
+        for holding in holdings_there:
+            for share in holding.assignment.shares():
+                position = state.position(share)
+                if position is not None:
+                    requested.setdefault(position, []).append(share)
+                    tenants.setdefault(position, set()).add(holding.mps_client.tenant)
         for i, card_shares in requested.items():
             mem, core = sum(share.mem for share in card_shares), sum(share.core for share in card_shares)
             after = (
@@ -393,15 +402,11 @@ def _missing_by_card(ledger: Ledger, holdings: Iterable[Holding]) -> dict[str, i
                 state.max_card_clients[i] - state.clients[i] - len(card_shares),
                 state.free_core[i] - core if core else 0,
             )
-            short[state.cards[i].uuid] = sum(max(0, -margin) for margin in after)
+            blocking_shares = dict(
+                chain.from_iterable(state.tenants.blocking_shares(i, tenant) for tenant in tenants[i])
+            )
+            short[state.cards[i].uuid] = sum(max(0, -margin) for margin in after) + sum(blocking_shares.values())
     return short
-
-
-def _shares_by_node(holdings: Iterable[Holding]) -> dict[str, list[CardShare]]:
-    shares: dict[str, list[CardShare]] = {}
-    for holding in holdings:
-        shares.setdefault(holding.node, []).extend(holding.assignment.shares())
-    return shares
 
 
 class _UsedSeconds(NamedTuple):

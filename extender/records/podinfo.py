@@ -139,9 +139,7 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
         problem=problem,
         gang=gang,
         member=member,
-        mps_client=mps_client_of_pod(meta.annotations, pod.spec, assigned.containers)
-        if assigned is not None
-        else COMMON_CLIENT,
+        mps_client=mps_client_of_pod(meta, pod.spec, assigned.containers) if assigned is not None else COMMON_CLIENT,
         bound_directly=bool(bound_directly),
         has_claim=pod.spec.claim_name is not None,
         peer_key=_peer_key(meta, gang),

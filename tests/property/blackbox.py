@@ -306,6 +306,7 @@ class World:
         minimum: int = 0,
         resource_class: str = "",
         mps: str = "",
+        exclusive: bool = False,
         guarded: bool = False,
         **amounts: int,
     ) -> Json:
@@ -313,6 +314,7 @@ class World:
 
         split: over how many cards the share is split.
         minimum: members of the gang; 0 if a PodGroup sets it.
+        exclusive: whether the pod shares cards within its namespace only.
         guarded: whether a disruption budget protects the pod.
         """
         uid = f"uid-{name}"
@@ -336,6 +338,8 @@ class World:
             metadata["annotations"][names.GPU_COUNTS] = f"main={split}"
         if mps:
             metadata["annotations"][names.ISOLATION] = mps
+        if exclusive:
+            metadata["annotations"][names.SHARE_WITH] = "namespace"
         if guarded:
             metadata["labels"] = metadata.get("labels", {}) | GUARDED
         limits["requests"] = {"cpu": "1", "memory": "1Gi"}

@@ -35,6 +35,17 @@ class Given(NamedTuple):
     shares: tuple[Share, ...]
 
 
+class User(NamedTuple):
+    """A pod on a card: the isolation that it demands, its namespace, and whether it shares cards there only."""
+
+    isolation: str
+    namespace: str
+    exclusive: bool
+
+    def may_be_beside(self, others: Sequence["User"]) -> bool:
+        return all(other.namespace == self.namespace or not (other.exclusive or self.exclusive) for other in others)
+
+
 class Judge:
     """Sees only the API server, and the containers on the nodes."""
 
@@ -147,18 +158,20 @@ class Judge:
         users = self._users()
         for (node, index), shares in self._used().items():
             card = self._world.machines[node].cards[index]
-            mem, modes = card.mem, {mode == "none" for mode in users[node, index]}
+            mem, modes = card.mem, {user.isolation == "none" for user in users[node, index]}
             assert sum(share.mem for share in shares) <= mem, ("over-full", node, index, shares)
             assert sum(share.core for share in shares) <= 100, ("over-full", node, index, shares)
             assert len(shares) == 1 or not any(share.whole for share in shares), ("not whole", node, index, shares)
             assert not card.mps or len(modes) == 1, ("with MPS beside one without", node, index, shares)
+            apart = all(user.may_be_beside(users[node, index]) for user in users[node, index])
+            assert apart, ("beside a pod of another namespace", node, index, users[node, index])
 
-    def _users(self) -> dict[tuple[str, int], list[str]]:
-        """By card, the isolation that its pods demand."""
-        users: dict[tuple[str, int], list[str]] = {}
+    def _users(self) -> dict[tuple[str, int], list[User]]:
+        """By card, its pods."""
+        users: dict[tuple[str, int], list[User]] = {}
         for uid, binding in self._holders().items():
             for share in binding.shares:
-                users.setdefault((binding.node, share.index), []).append(isolation_of(self._pods[uid]))
+                users.setdefault((binding.node, share.index), []).append(user_of(self._pods[uid]))
         return users
 
     def _used(self) -> dict[tuple[str, int], list[Share]]:
@@ -265,13 +278,13 @@ class Judge:
                 mem = card.mem if whole else limits[names.GPU_MEM] // split
                 share = Share(index, "", mem, limits.get(names.GPU_CORE, 0), whole=whole)
                 used.setdefault((node, index), []).append(share)
-                users.setdefault((node, index), []).append(isolation_of(pod))
+                users.setdefault((node, index), []).append(user_of(pod))
                 # Its class is unknown, so it counts in every entry.
                 held = _sum_of(held, _charge([(mem, whole)]))
         return _fits(held, hard)
 
     def _first(
-        self, pod: Json, used: dict[tuple[str, int], list[Share]], users: dict[tuple[str, int], list[str]]
+        self, pod: Json, used: dict[tuple[str, int], list[Share]], users: dict[tuple[str, int], list[User]]
     ) -> tuple[str, list[int]] | None:
         limits = limits_of(pod)
         whole = names.WHOLE_GPU in limits
@@ -290,7 +303,8 @@ class Judge:
                 room = sum(share.mem for share in shares) + mem <= card.mem
                 room &= sum(share.core for share in shares) + core <= 100
                 room &= not (shares if whole else any(share.whole for share in shares))
-                room &= not card.mps or all((mode == "none") == off for mode in users.get((node, i), []))
+                room &= not card.mps or all((user.isolation == "none") == off for user in users.get((node, i), []))
+                room &= user_of(pod).may_be_beside(users.get((node, i), []))
                 if room and card.usable and self._is_asked(pod, card):
                     findings.append(i)
             if len(findings) >= count:
@@ -322,6 +336,11 @@ def labels_of(pod: Json | None) -> Json:
 def isolation_of(pod: Json) -> str:
     """The isolation that the pod demands: none, advisory or mps."""
     return pod["metadata"]["annotations"].get(names.ISOLATION, "advisory")
+
+
+def user_of(pod: Json) -> User:
+    metadata = pod["metadata"]
+    return User(isolation_of(pod), metadata["namespace"], names.SHARE_WITH in metadata["annotations"])
 
 
 def class_of(pod: Json) -> str:

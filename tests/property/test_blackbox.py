@@ -20,6 +20,7 @@ NODES = {"n1": [P100, P100], "n2": [HALF]}
 TYPED = {"n1": [P100, {"mem": P100, "model": "V100"}], "n2": [{"mem": HALF, "model": "V100"}]}
 WITH_MPS = {"n1": [{"mem": P100, "mps": "Ready"}, {"mem": P100, "mps": "Off"}], "n2": [P100]}
 CLUSTERS = [NODES, {"n1": [P100]}, {"n1": [P100], "n2": [P100]}, TYPED, WITH_MPS]
+EXCLUSIVE = {"exclusive": True}  # shares cards within its namespace only
 CLASSES = {"fast": ["V100"], "any": ["P100", "V100"]}
 
 BROKEN = Path(".hypothesis/blackbox.jsonl")  # the history that broke a rule, for `python -m tests.property.replay`
@@ -30,7 +31,7 @@ to = st.sampled_from([0, 0, 0, 1])
 namespaces = st.sampled_from(["default", "team"])
 quotas = st.sampled_from([{"shares": 2}, {"memoryMiB": P100}, {"gpus": 1, "shares": 3}, {"class": "fast", "shares": 1}])
 kinds = st.sampled_from(
-    [*[{}] * 6, {"resource_class": "fast"}, {"resource_class": "any"}, {"mps": "none"}, {"mps": "mps"}]
+    [*[{}] * 6, {"resource_class": "fast"}, {"resource_class": "any"}, {"mps": "none"}, {"mps": "mps"}, EXCLUSIVE]
 )
 settings_of_extenders = st.sampled_from(
     [
@@ -55,11 +56,23 @@ def step(name, **arguments):
 shares = step(
     "creates", gpu_mem=mems, gpu_core=st.sampled_from([0, 0, 30, 60]), priority=st.sampled_from([0, 0, 10]),
     namespace=namespaces, guarded=st.sampled_from([False, False, True]),
+    exclusive=st.sampled_from([False, False, True]),
 )  # fmt: skip
-on_two_cards = step("creates", gpu_mem=st.sampled_from([8138, 16276, 2 * P100]), split=st.just(2), namespace=namespaces)
+on_two_cards = step(
+    "creates",
+    gpu_mem=st.sampled_from([8138, 16276, 2 * P100]),
+    split=st.just(2),
+    namespace=namespaces,
+    exclusive=st.booleans(),
+)
 whole_cards = step("creates", whole_gpu=st.integers(1, 2), namespace=namespaces)
 of_a_gang = step(
-    "creates", gpu_mem=st.sampled_from([1000, HALF]), gang=st.just("bits"), minimum=st.just(2), namespace=namespaces
+    "creates",
+    gpu_mem=st.sampled_from([1000, HALF]),
+    gang=st.just("bits"),
+    minimum=st.just(2),
+    namespace=namespaces,
+    exclusive=st.sampled_from([False, False, True]),
 )
 
 requests = st.sampled_from(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.isolation import Isolation
-from cardwise.core.api.mpsprofile import IMAGE_USER, MIXED_USERS, REPORTED_ONLY_CLIENT, CardMps
+from cardwise.core.api.mpsprofile import IMAGE_USER, MIXED_USERS, CardMps, reported_only_client
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.holding import REPORTED_PHASE, Holding
@@ -134,7 +134,7 @@ def follow(ledger, step, uids, policy):
         before = ledger.holding(f"u{given_}")
         if before is not None:  # only its node still tells of it
             ledger.set_holding(
-                Holding(before.uid, "", "", before.node, before.assignment, REPORTED_PHASE, REPORTED_ONLY_CLIENT)
+                Holding(before.uid, "", "", before.node, before.assignment, REPORTED_PHASE, reported_only_client(""))
             )
     else:
         (container,) = given_.containers

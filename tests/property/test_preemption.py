@@ -12,6 +12,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mpsprofile import IMAGE_USER, CardMps
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
+from cardwise.core.api.sharing import Tenant
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import Holding
@@ -88,9 +89,12 @@ class World:
 
 
 def differing(draw: st.DrawFn, pod_request: PodRequest) -> PodRequest:
-    """In what it says of MPS, and whom it runs as."""
+    """In what it says of MPS, whom it runs as, and with whom it shares cards."""
     return replace(
-        pod_request, isolation=draw(st.sampled_from(list(Isolation))), user=draw(st.sampled_from([IMAGE_USER, 7]))
+        pod_request,
+        isolation=draw(st.sampled_from(list(Isolation))),
+        user=draw(st.sampled_from([IMAGE_USER, 7])),
+        tenant=Tenant(draw(st.sampled_from(["default", "team"])), draw(st.integers(0, 3)) == 0),
     )
 
 

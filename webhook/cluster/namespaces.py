@@ -13,7 +13,9 @@ DISABLED = "disabled"
 # Maximum number of characters of a default. The longest valid one, the key of a label in `policy`, has about 330.
 MAX_DEFAULT_LENGTH = 512
 # The annotations of a namespace, in the order of the fields of `Defaults`.
-DEFAULTS_ANNOTATIONS = (names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.FRAMEWORKS, names.SM_PERCENT)
+DEFAULTS_ANNOTATIONS = (
+    names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.FRAMEWORKS, names.SM_PERCENT, names.SHARE_WITH,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Defaults:
     isolation: str = ""
     frameworks: str = ""
     sm_percent: str = ""
+    share_with: str = ""
 
 
 def defaults_of(namespace: Json) -> Defaults | None:

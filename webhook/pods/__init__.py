@@ -4,9 +4,9 @@ Input: the pod under review (`pod`) and what else a rule knows (`context`). Outp
 `InvalidRequest` with field and remedy.
 
 What the pod requests: `amounts` (units, names of classes, devices), `defaults` (of its namespace), `gangs`.
-What the pod gets: `isolation`, `agent` (the sidecar) with `frameworks` (the hook of Python frameworks), `annotations`,
-`resources` (amounts and variables of its containers), `scheduling` (scheduler, tolerations, RuntimeClass, its node),
-`claims` (claim and gate with scheduler.mode=claims).
+What the pod gets: `isolation`, `sharing`, `agent` (the sidecar) with `frameworks` (the hook of Python frameworks),
+`annotations`, `resources` (amounts and variables of its containers), `scheduling` (scheduler, tolerations,
+RuntimeClass, its node), `claims` (claim and gate with scheduler.mode=claims).
 Checks only: `capacity` (whether a node could ever serve it), `gpuquotas`.
 Not rules: `refusals` (errors and warnings that several rules share), `slots` (what makes the node give a container its
 GPUs).

@@ -8,7 +8,7 @@ a pod is created. So the author of the pod gets the error about a bad value; it 
 from dataclasses import astuple
 
 from cardwise.core.api import isolation as tiers
-from cardwise.core.api import names, policies
+from cardwise.core.api import names, policies, sharing
 from cardwise.core.values import quantity
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.cluster.namespaces import DEFAULTS_ANNOTATIONS, DISABLED, MAX_DEFAULT_LENGTH, Defaults
@@ -50,6 +50,8 @@ def check_defaults(defaults: Defaults, namespace: str) -> None:
         frameworks.normalize_frameworks(defaults.frameworks, f"{field}[{names.FRAMEWORKS}]")
     if defaults.sm_percent:
         isolation.parse_sm_percent(defaults.sm_percent, f"{field}[{names.SM_PERCENT}]")
+    if defaults.share_with:
+        sharing.check_share_with(defaults.share_with, f"{field}[{names.SHARE_WITH}]")
 
 
 def takes_defaults(pod: PodUnderReview) -> bool:

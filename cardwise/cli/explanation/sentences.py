@@ -10,7 +10,7 @@ from cardwise.cli.cluster import liveworkload, nodestates, published, workloads
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import blockers, gangfit, policylines, remedies
 from cardwise.cli.explanation.blockers import PodContext
-from cardwise.core.api import assignment, names, policies, request
+from cardwise.core.api import assignment, names, policies, request, sharing
 from cardwise.core.api.isolation import ComputeTier, Isolation, MemoryTier
 from cardwise.core.api.mps import MpsState
 from cardwise.core.placement.fitting import CardClosed
@@ -36,6 +36,7 @@ _UNAVAILABLE_TEXT: Final[Mapping[CardClosed | None, str]] = {
     CardClosed.QUOTA: ", closed by quota",
     CardClosed.TIER: ", its memory tier is ",
     CardClosed.MPS: ", closed by MPS",
+    CardClosed.TENANT: ", closed by share-with",
 }
 _DEVICE_REFUSALS = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
 _MAX_LISTED_NODES = 10  # maximum number of fitting nodes named in one line
@@ -222,6 +223,8 @@ def _explain_placed(
                 + _card_state_suffix(cluster_state, node, share)
                 + _isolation_suffix(cluster_state, share)
             )
+            if not share.whole and sharing.tenant_of(annotations_of(pod), pod["metadata"]["namespace"]).exclusive:
+                details += "; only pods of its namespace share this GPU"
             card = f"GPU {share.index} {quote_unless_name(share.uuid)}"
             lines.append(f"  container {_container_name(key, name_by_key)}: {amount_text} of {card}{details}")
     for key, devices in pod_assignment.devices.items():

@@ -15,6 +15,7 @@ Input: decoded JSON of pods and of Cardwise's objects. Output: requests, assignm
     mps              the MPS contract: folders, state file, limits
     mpsprofile       how MPS runs on a card, and how a pod uses it
     isolation        what enforces a share on a card: tiers for memory and compute
+    sharing          with which pods a pod shares its cards
     shareagent       the contract with the share agent
     cdiruntimes      which container runtimes support CDI devices
     schedulerconfig  the extender stanzas of kube-scheduler's configuration

@@ -65,7 +65,7 @@ _OWN_KEY: Final = re.compile(
 _POSSIBLY_OWN_KEY: Final = re.compile(rf"{_OWN_KEY.pattern}|^scheduling\.|^[^/]{{6,12}}\.dev/")
 # The annotations and labels that Cardwise reads on namespaces.
 _NAMESPACE_ANNOTATIONS: Final = (
-    names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.SM_PERCENT, names.FRAMEWORKS,
+    names.DEFAULT_GPU_MEM, names.POLICY, names.ISOLATION, names.SHARE_WITH, names.SM_PERCENT, names.FRAMEWORKS,
 )  # fmt: skip
 _NAMESPACE_LABELS: Final = (names.DEFAULTS_LABEL, names.GPU_MEM_UNIT)
 # Vendors of other GPUs, by the ends of their domains.

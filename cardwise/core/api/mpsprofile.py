@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.sharing import ANY_TENANT, Tenant
 
 # Special values of a pod's user, and of the user whose pods a card serves. Other values are UIDs.
 IMAGE_USER: Final = -1  # the image's user: unknown before the image is pulled, treated as the same user in all images
@@ -32,28 +33,41 @@ class CardMps:
 
 
 class MpsClient(NamedTuple):
-    """The MPS settings of a pod that decide with which pods it can share a daemon.
+    """The settings of a pod that decide with which pods it can share a card and a daemon.
 
     off: the pod must not use MPS.
     wants: the pod uses MPS.
     user: a UID, or a special value of this module.
+    tenant: the pod as a tenant of its cards.
     """
 
     off: bool
     wants: bool
     user: int
+    tenant: Tenant = ANY_TENANT
 
 
-# A deleted pod that only its node still reports: no pod may share MPS with it.
-REPORTED_ONLY_CLIENT: Final = MpsClient(off=True, wants=True, user=MIXED_USERS)
+@lru_cache(maxsize=4096)
+def reported_only_client(namespace: str) -> MpsClient:
+    """A deleted pod of the namespace that only its node still reports: no pod may share MPS with it. It may have been
+    exclusive, so no pod of another namespace may share its cards.
+    """
+    return MpsClient(off=True, wants=True, user=MIXED_USERS, tenant=Tenant(namespace, exclusive=True))
+
+
 # A holder of a card whose MPS settings are unknown: its memory counts, and all pods may share MPS with it.
 CLIENT_WITH_UNKNOWN_SETTINGS: Final = MpsClient(off=False, wants=False, user=NO_USER)
 
 
 @lru_cache(maxsize=65_536)
-def mps_client(isolation: Isolation, user: int) -> MpsClient:
-    """The MPS settings of a pod. Equal settings are one shared object, to save memory for tens of thousands of pods."""
-    return MpsClient(off=not isolation.uses_mps, wants=isolation.uses_mps, user=user if isolation.uses_mps else NO_USER)
+def mps_client(isolation: Isolation, user: int, tenant: Tenant = ANY_TENANT) -> MpsClient:
+    """The settings of a pod. Equal settings are one shared object, to save memory for tens of thousands of pods."""
+    return MpsClient(
+        off=not isolation.uses_mps,
+        wants=isolation.uses_mps,
+        user=user if isolation.uses_mps else NO_USER,
+        tenant=tenant,
+    )
 
 
 COMMON_CLIENT: Final = mps_client(Isolation.ADVISORY, IMAGE_USER)  # a pod without MPS settings

@@ -74,6 +74,7 @@ DEFAULT_GPU_MEM: Final = "cardwise.dev/default-gpu-mem"  # on a namespace
 CLASS: Final = "cardwise.dev/class"  # on a pod: the ResourceClass of its containers that name no class
 QUEUE_PRIORITY: Final = "cardwise.dev/queue-priority"  # on a pod of a gang: an integer; a higher number goes first
 ISOLATION: Final = "cardwise.dev/isolation"  # on a pod or a namespace: none, advisory, mps, kernel
+SHARE_WITH: Final = "cardwise.dev/share-with"  # on a pod or a namespace: namespace
 SM_PERCENT: Final = mps.SM_PERCENT  # on a pod or a namespace: core, memory
 SHARE_AGENT: Final = shareagent.CHOICE_ANNOTATION  # on a pod: always, mps, never
 FRAMEWORKS: Final = "cardwise.dev/frameworks"  # on a pod or a namespace: on, off, or frameworks separated by commas
@@ -86,6 +87,7 @@ USER_ANNOTATIONS: Final = frozenset(
         CLASS,
         QUEUE_PRIORITY,
         ISOLATION,
+        SHARE_WITH,
         SM_PERCENT,
         SHARE_AGENT,
         FRAMEWORKS,

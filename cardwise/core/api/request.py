@@ -13,6 +13,7 @@ from cardwise.core.api import lookalikes, mpsprofile, names, policies
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.api.isolation import Isolation, isolation_of
 from cardwise.core.api.mpsprofile import MpsClient
+from cardwise.core.api.sharing import ANY_TENANT, Tenant, tenant_of
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
@@ -94,6 +95,7 @@ class PodRequest:
     priority: the pod's priority.
     isolation: what the pod demands.
     user: the user as which the containers with cards run (`mpsprofile`).
+    tenant: the pod as a tenant of its cards.
     peer_key: `policies.peer_key` of the pod; None if it has no peers. Pods with the same key are peers.
     """
 
@@ -103,6 +105,7 @@ class PodRequest:
     priority: int = 0
     isolation: Isolation = Isolation.ADVISORY
     user: int = mpsprofile.IMAGE_USER
+    tenant: Tenant = ANY_TENANT
     peer_key: str | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -126,7 +129,7 @@ class PodRequest:
     @property
     def mps_client(self) -> MpsClient:
         """The pod as a client of MPS."""
-        return mpsprofile.mps_client(self.isolation, self.user)
+        return mpsprofile.mps_client(self.isolation, self.user, self.tenant)
 
     @property
     def mem(self) -> MiB:
@@ -276,6 +279,7 @@ def parse(pod: Json) -> PodRequest | None:
         priority=priority,
         isolation=isolation_of(annotations),
         user=_common_mps_user(pod, {container_request.key for container_request in container_requests}),
+        tenant=tenant_of(annotations, (pod.get("metadata") or {}).get("namespace") or ""),
         peer_key=peer_key(pod, policy),
     )
 

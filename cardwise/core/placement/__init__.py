@@ -15,6 +15,7 @@ Input: cards and devices of nodes, the holdings of pods, a `PodRequest`. Output:
     totals       for each class and quota: the total, the used part, and the pods that use it
     devices      devices other than GPUs
     mpstaints    which pods may share a card's MPS
+    cardtenants  which namespaces may share a card
     scored       policies that compare all nodes for the workload (a package of its own)
 
 Public seam: `Ledger`, live or as a snapshot, and the functions that read it. The extender, `explain`, `simulate` and

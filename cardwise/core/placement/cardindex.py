@@ -1,10 +1,10 @@
 """The index of all open cards by free memory: filter uses it to find the best of thousands of nodes.
 
 For a request for one card, a bisection finds the best card without checking every node. Cards are in groups, with one
-sorted list for each group: cards of the same kind, with the same MPS taints (`mpstaints`), and either all with or all
-without a share (`USED_TAINT`). So a search reads only the lists of cards that the request may use. The outcome equals
-that of a search node by node (tests/core/placement/test_cardindex.py, tests/property/test_typed_placement.py,
-tests/property/test_mpstaints.py).
+sorted list for each group: cards of the same kind, with the same taints (`mpstaints`, `cardtenants`), and either all
+with or all without a share (`USED_TAINT`). So a search reads only the lists of cards that the request may use. The
+outcome equals that of a search node by node (tests/core/placement/test_cardindex.py,
+tests/property/test_typed_placement.py, tests/property/test_mpstaints.py, tests/property/test_tenants.py).
 """
 
 import heapq
@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final, NamedTuple
 
-from cardwise.core.placement.mpstaints import BITS
+from cardwise.core.placement.cardtenants import EXCLUSIVE_TAINT
 
-USED_TAINT: Final = 1 << BITS  # a taint: a card with a share is closed to requests for whole cards
-KIND_SHIFT: Final = BITS + 1  # the number of bits below the kind in a group
+USED_TAINT: Final = EXCLUSIVE_TAINT << 1  # a taint: a card with a share is closed to requests for whole cards
+KIND_SHIFT: Final = USED_TAINT.bit_length()  # the number of bits below the kind in a group
 
 # An open card: free MiB, node, position in the node's lists, and the group: the kind, `USED_TAINT` and the taints in
 # one integer.

@@ -15,6 +15,8 @@ from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.api.policies import Pick, PickCard
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import ContainerRequest, PodRequest
+from cardwise.core.api.sharing import ANY_TENANT, Tenant
+from cardwise.core.placement.cardtenants import refusal_for
 from cardwise.core.placement.kinds import ANY_CARD, CardKinds, KindLevel
 from cardwise.core.placement.mpstaints import DEMANDS, FOR_GOOD, LAST_EMPTY, avoided_by, untolerated_by
 from cardwise.core.placement.nodestate import NodeState
@@ -37,6 +39,7 @@ class CardRequest(NamedTuple):
     untolerated: the MPS taints that close a card to the request, see `mpstaints`.
     user: the user as which the pod uses MPS, see `mpsprofile`.
     avoided: the MPS taints of cards that the request takes only where it must, see `mpstaints`.
+    tenant: the pod as a tenant of its cards, see `cardtenants`.
     """
 
     keys: tuple[str, ...]
@@ -48,6 +51,7 @@ class CardRequest(NamedTuple):
     untolerated: int = 0
     user: int = NO_USER
     avoided: int = 0
+    tenant: Tenant = ANY_TENANT
 
     def charge(self, cards: int, size: int) -> Charge:
         """The charge of this number of cards to a quota.
@@ -111,7 +115,9 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
             mem, core = c.mem_per_card, c.core_per_card
             avoided = 0 if c.whole else avoided_by(request.isolation, several_cards=True)
             requests.append(
-                CardRequest((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user, avoided)
+                CardRequest(
+                    (c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user, avoided, request.tenant
+                )
             )
         else:
             containers_by_class.setdefault(c.resource_class, []).append(c)
@@ -129,6 +135,7 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
                 untolerated=single_card,
                 user=user,
                 avoided=avoided_by(request.isolation, several_cards=False),
+                tenant=request.tenant,
             )
         )
     return sorted(
@@ -405,7 +412,7 @@ def is_avoided(
 def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:
     """The codes of the cards that are open to the card request, in ascending order. Memory and kind are not checked."""
     codes = node.codes_of_empty_cards() if card_request.whole else node.codes_fullest_first()
-    if node.mps.may_be_closed_to(card_request.untolerated, card_request.user):
+    if may_be_closed_to(node, card_request):
         codes = [code for code in codes if admits(node, code & POSITION_MASK, card_request)]
     if card_request.whole:
         return codes
@@ -421,8 +428,20 @@ def has_capacity(node: NodeState, i: int, card_request: CardRequest) -> bool:
 
 
 def admits(node: NodeState, i: int, card_request: CardRequest) -> bool:
+    """Whether MPS and the tenants of this card allow the pod of the card request there."""
+    return is_admitted_by_mps(node, i, card_request) and node.tenants.admits(i, card_request.tenant)
+
+
+def is_admitted_by_mps(node: NodeState, i: int, card_request: CardRequest) -> bool:
     """Whether MPS allows the pod of the card request on this card."""
     return node.mps.admits(i, card_request.untolerated, card_request.user)
+
+
+def may_be_closed_to(node: NodeState, card_request: CardRequest) -> bool:
+    """Whether MPS or the tenants of any card may keep the card request from the card."""
+    return node.tenants.may_be_closed_to(card_request.tenant) or node.mps.may_be_closed_to(
+        card_request.untolerated, card_request.user
+    )
 
 
 def is_refused_for_memory_first(card_request: CardRequest) -> bool:
@@ -501,11 +520,15 @@ def _withheld_reason(node: NodeState, card_request: CardRequest, kind_set: Seque
 
 
 def _closed_reason(node: NodeState, card_request: CardRequest, kind_set: Sequence[int]) -> Refusal | None:
-    """Why MPS closes too many of these cards; None if enough stay open, or if there are too few cards without MPS."""
-    if len(kind_set) < card_request.cards or not node.mps.may_be_closed_to(card_request.untolerated, card_request.user):
+    """Why MPS or the tenants close too many of these cards; None if enough stay open, or if there are too few cards
+    anyway.
+    """
+    if len(kind_set) < card_request.cards or not may_be_closed_to(node, card_request):
         return None
     if sum(admits(node, i, card_request) for i in kind_set) >= card_request.cards:
         return None
+    if sum(is_admitted_by_mps(node, i, card_request) for i in kind_set) >= card_request.cards:
+        return refusal_for(card_request.tenant)
     return node.mps.refusal(kind_set, card_request.untolerated, card_request.user)
 
 
@@ -515,6 +538,7 @@ class CardClosed(StrEnum):
     TYPE = "type"  # the card is not in the class
     TIER = "tier"  # the card's memory tier is less than the pod demands
     MPS = "mps"
+    TENANT = "tenant"  # a pod of another namespace holds the card, and one of the two shares within its namespace only
     QUOTA = "quota"
 
 
@@ -534,5 +558,7 @@ def servable_requests(
         return may
     if open_to or not of_type:
         return CardClosed.QUOTA if open_to else CardClosed.TYPE
+    if any(is_admitted_by_mps(node, i, card_request) for card_request in of_type):
+        return CardClosed.TENANT
     is_tier_too_low = all(node.mps.taints[i] & card_request.untolerated & DEMANDS for card_request in of_type)
     return CardClosed.TIER if is_tier_too_low else CardClosed.MPS

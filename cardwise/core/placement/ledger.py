@@ -32,6 +32,7 @@ from cardwise.core.api.assignment import Assignment, CardShare, CardUse
 from cardwise.core.api.cards import FULL_CORE, POSITION_BITS, POSITION_MASK, Card
 from cardwise.core.api.quotas import NO_CHARGE, Charge
 from cardwise.core.placement.cardindex import KIND_SHIFT, USED_TAINT, CardIndex, IndexEntry
+from cardwise.core.placement.cardtenants import EXCLUSIVE_TAINT
 from cardwise.core.placement.devices import Device, sort_devices
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN_KIND, CardKind, CardKinds
@@ -66,6 +67,8 @@ class Ledger:
         self.max_clients = max_clients
         self.core = core
         self.managed: set[str] = set()  # nodes with an MPS manager
+        # By namespace, the number of pods that share cards within the namespace only.
+        self.exclusive_pods: dict[str, int] = {}
         self._nodes: dict[str, NodeState] = {}
         self._holdings: Map[str, Holding] = Map()
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace and kind; mappings are replaced, never changed
@@ -82,6 +85,7 @@ class Ledger:
         """
         duplicate = Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
         duplicate.kinds, duplicate._index, duplicate.managed = self.kinds.copy(), None, self.managed.copy()
+        duplicate.exclusive_pods = self.exclusive_pods.copy()
         duplicate._nodes, duplicate._usage, duplicate._holdings = self._nodes.copy(), self._usage.copy(), self._holdings
         duplicate._cards, duplicate._devices = self._cards.copy(), self._devices.copy()
         duplicate.kind_changes = self.kind_changes
@@ -330,8 +334,11 @@ class Ledger:
         if state is None:
             return []
         groups = [
-            kind << KIND_SHIFT | (USED_TAINT if clients else 0) | taints
-            for kind, clients, taints in zip(state.kinds, state.clients, state.mps.taints, strict=True)
+            kind << KIND_SHIFT
+            | (USED_TAINT if state.clients[i] else 0)
+            | (EXCLUSIVE_TAINT if state.tenants.is_exclusive(i) else 0)
+            | state.mps.taints[i]
+            for i, kind in enumerate(state.kinds)
         ]
         return [
             (code >> POSITION_BITS, name, i := code & POSITION_MASK, groups[i]) for code in state.codes_fullest_first()
@@ -389,6 +396,7 @@ class Ledger:
                 self.kind_changes += 1
         self._count(holding, 1)
         self._count_devices(holding, 1)
+        self._count_exclusive(holding, 1)
 
     def _remove_holding(self, holding: Holding) -> FormerKinds:
         """Remove the holding. Returns the kinds of its removed cards, which the ledger no longer has."""
@@ -398,6 +406,7 @@ class Ledger:
         self._mark_changed(holding.node)
         self._count(holding, -1)
         self._count_devices(holding, -1)
+        self._count_exclusive(holding, -1)
         former_kinds = self._forget_former_kinds(state, holding) if state.former_kinds else {}
         self._forget_if_empty(state)
         return former_kinds
@@ -449,6 +458,16 @@ class Ledger:
                 self._own(name).apply_device_hold(device.uuid, sign)
             if homes != own.own_name:
                 self._count_elsewhere(self._devices, own, holding.uid, device.uuid, sign)
+
+    def _count_exclusive(self, holding: Holding, sign: int) -> None:
+        """Count (sign 1) or no longer count (sign -1) a pod that shares cards within its namespace only."""
+        tenant = holding.mps_client.tenant
+        if tenant.exclusive:
+            pods = self.exclusive_pods.get(tenant.namespace, 0) + sign
+            if pods:
+                self.exclusive_pods[tenant.namespace] = pods
+            else:
+                del self.exclusive_pods[tenant.namespace]
 
     def _count_elsewhere(self, nodes_by_uuid: NodesByUuid, own: NodeState, uid: str, uuid: str, sign: int) -> None:
         """Count a card or device that the pod's node `own` does not report, or that other nodes report as well."""

@@ -11,6 +11,7 @@ from cardwise.core.api.assignment import Assignment, CardShare, CardUse
 from cardwise.core.api.cards import FULL_CORE, POSITION_MASK, Card, card_code
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.placement import devices
+from cardwise.core.placement.cardtenants import CardTenants
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN_KIND, CardKind, CardKinds
@@ -48,6 +49,7 @@ class NodeState:
         "name",
         "open_card_count",
         "own_name",
+        "tenants",
         "usable",
         "used",
     )
@@ -71,6 +73,7 @@ class NodeState:
         self.clients: list[int] = []  # shares
         self.max_card_clients: list[int] = []  # the maximum number of shares
         self.mps = CardTaints(())
+        self.tenants = CardTenants(0)
         self.used: list[int] = []  # MiB
         self.generation = 0  # the ledger's generation when this state was last changed
         self.holdings: dict[str, Holding] = {}  # the holdings of the node's own pods, by UID
@@ -143,7 +146,7 @@ class NodeState:
     def apply_card_use(self, use: CardUse, sign: int, client: MpsClient | None = None) -> int:
         """Add (sign 1) or remove (sign -1) a pod's shares of one card.
 
-        client: the MPS client of the shares; None while a request is being placed.
+        client: the client whose shares these are; None while a request is being placed.
 
         Returns the kind of its card.
         """
@@ -155,6 +158,7 @@ class NodeState:
             self.clients[i] += sign * use.shares
             if client is not None:
                 self.mps.add_client(i, client, sign * use.shares)
+                self.tenants.add_shares(i, client.tenant, sign * use.shares)
         self.codes = self._empty_codes = None
         return self.kinds[i] if i is not None else self.former_kinds.get(card_of(use), UNKNOWN_KIND)
 
@@ -203,6 +207,7 @@ class NodeState:
         duplicate.free, duplicate.used = self.free.copy(), self.used.copy()
         duplicate.free_core, duplicate.clients = self.free_core.copy(), self.clients.copy()
         duplicate.max_card_clients, duplicate.mps = self.max_card_clients, self.mps.copy()
+        duplicate.tenants = self.tenants.copy()
         duplicate.generation = self.generation
         duplicate.holdings, duplicate.foreign_hold_counts = self.holdings.copy(), self.foreign_hold_counts.copy()
         duplicate.devices, duplicate.device_holds = self.devices, self.device_holds.copy()
@@ -250,6 +255,7 @@ class NodeState:
         self.free_core = [self.core] * len(self.cards)
         self.clients = [0] * len(self.cards)
         self.mps = CardTaints(self.cards)
+        self.tenants = CardTenants(len(self.cards))
         self.max_card_clients = [self._limit_clients(self.mps.max_clients(i)) for i in range(len(self.cards))]
         self.codes = self._empty_codes = None
 

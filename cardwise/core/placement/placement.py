@@ -16,6 +16,7 @@ from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, searching
 from cardwise.core.placement.cardindex import USED_TAINT, CardIndex, IndexEntry
+from cardwise.core.placement.cardtenants import EXCLUSIVE_TAINT
 from cardwise.core.placement.devices import GrantedDevices, WantedDevices
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import ANY_CARD, UNKNOWN_KIND, CardKinds
@@ -259,8 +260,10 @@ class Scorer:
         """
         plan = self._search_plan()
         card_request, levels, _ = plan.typed_requests[0]
-        may_be_closed = self._may_be_closed_by_mps(ledger)
+        may_be_closed = self._may_be_closed(ledger)
         untolerated = (card_request.untolerated if may_be_closed else 0) | (USED_TAINT if card_request.whole else 0)
+        if card_request.tenant.namespace not in ledger.exclusive_pods:
+            untolerated |= EXCLUSIVE_TAINT  # all such cards are of other namespaces
         # Cards that a share without MPS would close come after all others of the level.
         avoided = card_request.avoided & CLOSABLE if may_be_closed else 0
         walks = [(kinds, mask) for _, kinds in levels for mask in ((avoided, 0) if avoided else (0,))]
@@ -327,7 +330,7 @@ class Scorer:
         card_request, levels, typed = plan.typed_requests[0]
         min_code, takes_whole_cards = card_code(card_request.mem), card_request.whole
         is_plain = self._is_memory_only and levels is ANY_CARD and not plan.headroom
-        may_be_closed = self._may_be_closed_by_mps(ledger)
+        may_be_closed = self._may_be_closed(ledger)
         # For several whole cards: most nodes have too few empty cards, and are refused without a search.
         min_empty_cards = (
             card_request.cards if card_request.whole and len(plan.typed_requests) == 1 and plan.unlimited is None else 0
@@ -339,10 +342,7 @@ class Scorer:
                 continue
             if is_plain and not (
                 may_be_closed
-                and (
-                    node.mps.tainted & card_request.avoided
-                    or node.mps.may_be_closed_to(card_request.untolerated, card_request.user)
-                )
+                and (node.mps.tainted & card_request.avoided or fitting.may_be_closed_to(node, card_request))
             ):
                 # The same as `_score`, inlined: with thousands of nodes, each function call would add a twentieth.
                 pick = pick_card(
@@ -444,9 +444,14 @@ class Scorer:
         assignment = Assignment(in_order, granted) if granted else Assignment(in_order)
         return Placement(node=node.name, assignment=assignment, score=score)
 
-    def _may_be_closed_by_mps(self, ledger: Ledger) -> bool:
-        """Whether MPS may close a card of the ledger to the request."""
-        return bool(ledger.managed) or self._request.isolation.strength >= Isolation.MPS.strength
+    def _may_be_closed(self, ledger: Ledger) -> bool:
+        """Whether MPS or the tenants of a card of the ledger may close the card to the request."""
+        request = self._request
+        return (
+            bool(ledger.managed or ledger.exclusive_pods)
+            or request.tenant.exclusive
+            or request.isolation.strength >= Isolation.MPS.strength
+        )
 
     def _search_plan(self) -> fitting.SearchPlan:
         if self._plan is None:

@@ -273,7 +273,7 @@ class _Backtracking:
         return None
 
 
-def _state(node: NodeState, i: int) -> tuple[int, ...]:
+def _state(node: NodeState, i: int) -> tuple[object, ...]:
     """All properties of a card that matter to a card request; cards with equal properties are interchangeable."""
     counts = node.free[i], node.free_core[i], node.clients[i], node.max_card_clients[i]
-    return *counts, node.kinds[i], node.cards[i].mem, node.mps.taints[i], node.mps.users[i]
+    return *counts, node.kinds[i], node.cards[i].mem, node.mps.taints[i], node.mps.users[i], node.tenants.state(i)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from cardwise.core.api.mpsprofile import NO_USER
+from cardwise.core.api.sharing import ANY_TENANT, Tenant
 from cardwise.core.placement import fitting
 from cardwise.core.placement.fitting import CardRequest, QuotaHeadroom, SearchPlan, TypedRequest
 from cardwise.core.placement.holding import Holding
@@ -38,6 +39,8 @@ _EXTRA_EFFORT_FOR_CLEARABLE_CARDS: Final = 12_000  # extra effort to find the ca
 _MAX_CARDS: Final = 128  # cards of all card requests together; for a pod with more, no victims are searched
 # A dimension, with the daemon and the MPS client: the shares of this client at this daemon.
 MPS = "mps"
+# A dimension, with the card and the tenant: the shares of this tenant on this card.
+TENANT = "tenant"
 
 
 def freed_amounts(node: NodeState, holding: Holding) -> dict[object, int]:
@@ -48,6 +51,8 @@ def freed_amounts(node: NodeState, holding: Holding) -> dict[object, int]:
         if i is not None:
             for dimension, amount in ((MEM, share.mem), (CORE, share.core), (CLIENTS, 1)):
                 amounts_by_card[dimension, i] = amounts_by_card.get((dimension, i), 0) + amount
+            of_tenant = TENANT, i, holding.mps_client.tenant
+            amounts_by_card[of_tenant] = amounts_by_card.get(of_tenant, 0) + 1
             if node.mps.managed:
                 freed = MPS, node.mps.daemons[i], holding.mps_client
                 amounts_by_card[freed] = amounts_by_card.get(freed, 0) + 1
@@ -83,6 +88,7 @@ class _Use:
     whole: bool = False
     untolerated: int = 0
     user: int = NO_USER
+    tenant: Tenant = ANY_TENANT
 
     def add(self, card_request: CardRequest) -> "_Use":
         return _Use(
@@ -92,6 +98,7 @@ class _Use:
             self.whole or card_request.whole,
             self.untolerated | card_request.untolerated,
             card_request.user,
+            card_request.tenant,
         )
 
 
@@ -229,6 +236,9 @@ class _CardChoice:
         blocking_shares: dict[object, int] = {
             (MPS, *daemon_and_client): shares
             for daemon_and_client, shares in node.mps.blocking_shares(i, use.untolerated, use.user).items()
+        }
+        blocking_shares |= {
+            (TENANT, i, tenant): shares for tenant, shares in node.tenants.blocking_shares(i, use.tenant)
         }
         if use.whole:
             return {(CLIENTS, i): node.clients[i], **blocking_shares} if use.mem == 0 and use.clients == 1 else None

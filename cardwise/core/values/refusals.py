@@ -36,6 +36,11 @@ class Refusal(Enum):
     MPS_DOWN = ("MPS is not ready on the suitable GPUs", False)
     MPS_MIXED = ("The suitable GPUs are used by pods that differ in whether they use MPS", True)
     MPS_USER = ("MPS on the suitable GPUs serves one Unix user at a time, and pods of another user run there", True)
+    WITHIN_NAMESPACE = ("The suitable GPUs are shared within another namespace only", True)
+    OTHER_NAMESPACES = (
+        "The pod shares GPUs within its namespace only, and pods of others run on the suitable GPUs",
+        True,
+    )
     NO_SLOTS = ("The node offers no GPU shares now: its device plugin is not running or is being replaced", False)
     NO_SUCH_DEVICE = ("The node does not have the requested devices", False)
     NO_DEVICE = ("Insufficient free devices of the requested class", True)

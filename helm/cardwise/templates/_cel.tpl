@@ -371,7 +371,7 @@ Whether only Cardwise may write the annotation `k`, by the rules of is_placement
 cardwise/core/api/names.py.
 */}}
 {{- define "cardwise.cel.placementKey" -}}
-k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushare.allocation') || (k.startsWith('cardwise.dev/') && !(k in ['cardwise.dev/policy', 'cardwise.dev/one-best-node', 'cardwise.dev/defaults', 'cardwise.dev/class', 'cardwise.dev/queue-priority', 'cardwise.dev/isolation', 'cardwise.dev/sm-percent', 'cardwise.dev/share-agent', 'cardwise.dev/frameworks', 'cardwise.dev/no-defrag']))
+k.startsWith('ALIYUN_COM_GPU_MEM_') || k.startsWith('scheduler.framework.gpushare.allocation') || (k.startsWith('cardwise.dev/') && !(k in ['cardwise.dev/policy', 'cardwise.dev/one-best-node', 'cardwise.dev/defaults', 'cardwise.dev/class', 'cardwise.dev/queue-priority', 'cardwise.dev/isolation', 'cardwise.dev/share-with', 'cardwise.dev/sm-percent', 'cardwise.dev/share-agent', 'cardwise.dev/frameworks', 'cardwise.dev/no-defrag']))
 {{- end }}
 
 {{/* Whether the pod `object` is not an infrastructure pod, which manages GPUs itself (DCGM, the GPU Operator). */}}

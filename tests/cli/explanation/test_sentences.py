@@ -272,6 +272,18 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     assert "used by pods that differ in whether they use MPS" in sentences.explain_pod(pod, cluster_state)
 
 
+def test_share_with_is_named_at_the_gpus_that_it_closes_and_at_the_pod():
+    holder = placed("team-b", "train", "n1", 0, 1000)
+    holder["metadata"]["annotations"][names.SHARE_WITH] = "namespace"
+    cluster_state = clusterstate.read_cluster_state(lists(extendedresources=[card("n1", 0)], pods=[holder]).kube)
+    pod = typed({"aliyun.com/gpu-mem": "100"})
+    text = sentences.explain_pod(pod, cluster_state)
+    assert f"n1: {Refusal.WITHIN_NAMESPACE.text}" in text
+    assert "10441 of 11441 MiB free, closed by share-with, held by team-b/train (1000 MiB)" in text
+    holder["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "1000"}}
+    assert "; only pods of its namespace share this GPU" in sentences.explain_pod(holder, cluster_state)
+
+
 def test_who_requires_mps_is_told_why_it_cannot_run():
     cannot = card("n1", 0)
     cannot["status"]["mps"] = {"mode": "card", "state": "Unavailable", "reason": "driver 470: upgrade it"}

@@ -80,6 +80,12 @@ class Two(World):
     def hold_card(self, node: str, namespace: str = "other") -> None:
         self.state.set_pod(as_pod(bound("holder", P100, 0, node=node, namespace=namespace)))
 
+    def share_card(self, node: str) -> None:
+        """A pod that shares cards within another namespace only."""
+        manifest = bound("holder", 1, 0, node=node, namespace="other")
+        manifest["metadata"]["annotations"][names.SHARE_WITH] = "namespace"
+        self.state.set_pod(as_pod(manifest))
+
     def take_cpu(self, node: str, cpu: int = 3500) -> None:
         self.state.set_pod_without_request("big", PlacedPod(node, Load(cpu, 0, 1)))
 
@@ -105,6 +111,7 @@ CHANGES_OF_N1 = {
     },
     "cards": {
         "a pod takes the card": lambda world: world.hold_card("n1"),
+        "a pod that shares within its namespace comes": lambda world: world.share_card("n1"),
         "the card becomes unhealthy": lambda world: world.report_card("n1", health="Unhealthy"),
         "the card is cordoned": lambda world: world.report_card("n1", unschedulable=True),
         "the card becomes smaller": lambda world: world.report_card("n1", mem=100),

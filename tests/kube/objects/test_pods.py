@@ -7,6 +7,7 @@ import pytest
 
 from cardwise.core.api import mpsprofile, request
 from cardwise.kube.objects import pods
+from cardwise.kube.objects.meta import ObjectMeta
 from tests import build
 
 
@@ -32,7 +33,7 @@ def test_keys_of_containers_are_those_of_the_request():
 def test_only_containers_with_cards_count_for_the_user_of_mps():
     containers = [{"name": f"c{uid}", "securityContext": {"runAsUser": uid}} for uid in (1000, 2000)]
     spec = pods.spec_of({"containers": containers})
-    users = [pods.mps_client_of_pod({}, spec, keys).user for keys in (["0"], ["1"], ["0", "1"], [])]
+    users = [pods.mps_client_of_pod(ObjectMeta(), spec, keys).user for keys in (["0"], ["1"], ["0", "1"], [])]
     assert users == [1000, 2000, mpsprofile.MIXED_USERS, mpsprofile.MIXED_USERS]
 
 

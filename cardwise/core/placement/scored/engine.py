@@ -17,6 +17,7 @@ from cardwise.core.api.policies.priced import PRICED
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting
+from cardwise.core.placement.cardtenants import EXCLUSIVE_TAINT
 from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.kinds import ANY_CARD
 from cardwise.core.placement.ledger import Ledger
@@ -182,7 +183,7 @@ class Engine:
             self._ledger.kinds, request, FALLBACK_POLICY if policy in self._scorings else policy, headroom, limit=limit
         )
         request_size = make_request_size(request, card_requests, load)
-        if request_size is None or not has_features:
+        if request_size is None or not has_features or self._depends_on_tenants(request):
             return self._by_cards(scorer, card_requests, load, nodes)
         plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
@@ -212,7 +213,7 @@ class Engine:
         self._catch_up(_UNLIMITED_NODES)
         card_requests = fitting.card_requests(request)
         request_size = make_request_size(request, card_requests, load)
-        if request_size is None or not has_features:
+        if request_size is None or not has_features or self._depends_on_tenants(request):
             return None
         plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
@@ -331,6 +332,12 @@ class Engine:
             else:
                 return None
 
+    def _depends_on_tenants(self, request: PodRequest) -> bool:
+        """Whether the tenants of a card decide if the request may use it. The table knows only whether a pod that
+        shares cards within its namespace only holds a card: such a card is closed to all other requests.
+        """
+        return request.tenant.exclusive or request.tenant.namespace in self._ledger.exclusive_pods
+
     def _shapes_for(
         self, request_size: RequestSize, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None
     ) -> list[RequestShape]:
@@ -341,7 +348,8 @@ class Engine:
         card_request = card_requests[0]
         user = card_request.user if self._table.single else NO_USER
         avoided = card_request.avoided if self._ledger.managed else 0
-        shape = RequestShape(request_size, kinds, card_request.untolerated, user, avoided & LAST_EMPTY)
+        untolerated = card_request.untolerated | (EXCLUSIVE_TAINT if self._ledger.exclusive_pods else 0)
+        shape = RequestShape(request_size, kinds, untolerated, user, avoided & LAST_EMPTY)
         if not avoided & CLOSABLE:
             return [shape]
         return [shape._replace(untolerated=shape.untolerated | CLOSABLE), shape]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cardwise.core.api.request import Load
+from cardwise.core.placement.cardtenants import EXCLUSIVE_TAINT
 from cardwise.core.placement.mpstaints import ANY
 from cardwise.core.placement.nodestate import NodeState
 
@@ -35,7 +36,8 @@ class NodeArrays:
     core: free percent of the SMs; 0 if the card is closed.
     size: total MiB of the card.
     kind: the kind of the card, see `CardKinds`; ABSENT where the node has no card.
-    taints, user: the MPS taints and the user of the card, see `mpstaints`.
+    taints: the taints of the card, see `mpstaints` and `cardtenants`.
+    user: the user of the card, see `mpstaints`.
     clients: how many shares must end before the card is empty; CLIENTS_OF_UNSHARED_CARD if the card takes no shares.
     empty: whether a request for a whole card can get the card.
     first: whether no earlier card of the node is in the same state.
@@ -174,6 +176,8 @@ class NodeTable:
                 # `free_core` is negative if the setting was lowered; then no percentage is free.
                 free[i], core[i], empty[i] = node.free[i], max(0, node.free_core[i]), not node.clients[i]
                 taints[i], user[i] = node.mps.taints[i], node.mps.users[i]
+                if node.tenants.is_exclusive(i):
+                    taints[i] |= EXCLUSIVE_TAINT
                 state = free[i], core[i], size[i], kind[i], empty[i], taints[i], user[i], clients[i]
                 first[i] = state not in states
                 states.add(state)
