@@ -342,13 +342,13 @@ def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
     says(cluster, honest, card_name, share)
     terminating_uids = lambda: [entry["podUID"] for entry in card_of(teams, honest)["status"].get("terminating") or ()]  # noqa: E731
     teams.wait(lambda: terminating_uids() == [uid], "the extender has noted whose it was")
-    # N02: what the liar says takes room on its card alone.
+    # What the liar says takes room on its card alone.
     says(cluster, liar, card_of(teams, liar), share, stranger)
     teams.wait(lambda: allocated(liar) == size, "the extender has heard the lie")
     assert used() == 64
     with pytest.raises(errors.KubeError, match="GPUQuota"):
         cluster.api.create(paths.pods(teams.name), workload("large", gpu_mem=1001))
-    # N03: it has no words for what another node reports,
+    # It has no words for what another node reports,
     with pytest.raises(errors.KubeError, match=r"podUID.*should match"):
         says(cluster, liar, card_of(teams, liar), stranger | {"podUID": f"{honest}/{uid}"})
     # its silence ends nothing,
