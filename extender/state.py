@@ -466,6 +466,14 @@ class State:
             else:
                 self.gangs.mark_posted(uid)
 
+    def is_given_twice(self, node: str, assignment: Assignment) -> bool:
+        """Whether a card or device of the assignment is overcommitted."""
+        with self._lock:
+            uuids = {share.uuid for share in assignment.shares()} | {
+                other.uuid for other in assignment.non_gpu_devices()
+            }
+            return not uuids.isdisjoint(self._overcommitted_capacity_by_uuid(node))
+
     def end_take_back(self, uid: str, phase: Phase | None, *, seconds: float = 0.0) -> None:
         """Record the outcome of reading a pod of `ClaimedPods.take_backs`: its claim is whole (ALLOCATED), or deleted
         (None), or the pod is gone (TERMINATING).

@@ -125,6 +125,7 @@ class ClaimScheduler:
             self._writer,
             self._thread_pool,
             on_refused=self._on_refused,
+            on_given_twice=self._on_given_twice,
             clock=clock,
         )
         self._pool: ThreadPoolExecutor | None = None
@@ -345,6 +346,10 @@ class ClaimScheduler:
     def _on_refused(self, pod: PodRef, node: str, reason: str) -> None:
         self.on_outcome("refused")
         self._report(pod, f"node {node}: {reason}")
+
+    def _on_given_twice(self, pod: PodRef, node: str) -> None:
+        problem = f"the pod was bound to node {node} without its ResourceClaim, and another pod has its GPU"
+        self._report(pod, f"{problem}; delete the pod")
 
     def _report(self, pod: PodRef, text: str) -> None:
         """Record why the pod waits, if the reason has changed."""

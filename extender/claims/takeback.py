@@ -47,6 +47,7 @@ class ClaimTakeBack:
     """Reads and deletes claims. `step` belongs to one thread.
 
     on_refused: called with the pod, its node and the reason once a refused claim is deleted.
+    on_given_twice: called with a bound pod without a claim, and its node, if another pod has got its GPU.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ClaimTakeBack:
         pool: Callable[[], ThreadPoolExecutor],
         *,
         on_refused: Callable[[PodRef, str, str], None] = lambda *_: None,
+        on_given_twice: Callable[[PodRef, str], None] = lambda *_: None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
@@ -64,6 +66,7 @@ class ClaimTakeBack:
         self._writer = writer
         self._pool = pool
         self._on_refused = on_refused
+        self._on_given_twice = on_given_twice
         self._clock = clock
         self._not_before: dict[str, float] = {}  # by UID of a pod, when it is read again
         self._busy: set[str] = set()  # the pods that a thread reads
@@ -157,6 +160,9 @@ class ClaimTakeBack:
         needs_claim = not metadata.get("deletionTimestamp") and phase not in names.FINISHED_PHASES
         is_ours = pod["spec"]["nodeName"] == entry.node and claimwriter.read_assignment(pod) == entry.assignment
         if needs_claim and is_ours and not claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
+            if entry.assignment is not None and self._state.is_given_twice(entry.node, entry.assignment):
+                self._on_given_twice(entry.pod, entry.node)
+                return _BOUND_SECONDS
             self._writer.reallocate(_grant_of(entry, pod, epoch), self._clock.now() + _WRITE_SECONDS)
             _log.warning("allocated the claim of a bound pod again", pod=entry.pod.pod, uid=entry.pod.uid)
         with self._state.claimed_pods() as claimed:
