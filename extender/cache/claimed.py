@@ -43,7 +43,6 @@ _MAX_DOUBLINGS: Final = 6
 # Seconds after which a pod that kube-scheduler cannot place is taken back: it usually deallocates the claim before.
 _REFUSED_SECONDS: Final = 1.0
 # The same, if the pod's status said so already before the allocation: then the status may be of an earlier attempt.
-# With volumes kube-scheduler may have chosen the node since, and wait for them: see `_ANSWER_SECONDS_WITH_VOLUMES`.
 _STALE_REFUSAL_SECONDS: Final = 10.0
 # The same, if its scheduler has neither bound nor refused it: it does not exist, or hangs. kube-scheduler waits for
 # volumes for 600 s by default.
@@ -458,10 +457,10 @@ class ClaimedPods:
 
     def _refusal_time(self, row: Reservation, attempts: _Attempts) -> float:
         """When the pod counts as refused by kube-scheduler, if its status still says so then."""
-        pod, seconds = self._pods.get(row.pod.uid), _REFUSED_SECONDS
-        if attempts.refused_before:
-            has_volumes = pod is not None and pod.has_volumes
-            seconds = _ANSWER_SECONDS_WITH_VOLUMES if has_volumes else _STALE_REFUSAL_SECONDS
+        pod = self._pods.get(row.pod.uid)
+        if pod is not None and pod.has_volumes:  # the status may be of an earlier attempt, and come late
+            return row.since + _answer_seconds(pod) if pod.refused else _FOREVER
+        seconds = _STALE_REFUSAL_SECONDS if attempts.refused_before else _REFUSED_SECONDS
         since = row.since if attempts.refused_before and pod is not None and pod.refused else attempts.refused_since
         return since + seconds * 2.0 ** min(attempts.failures, _MAX_DOUBLINGS)
 

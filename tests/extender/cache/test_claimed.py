@@ -300,10 +300,13 @@ def test_a_pod_that_its_scheduler_never_tries_gives_its_gpu_back_and_waits_longe
     assert waits == [60, 120, 240, 480, 960, 960]
 
 
+@pytest.mark.parametrize("conditions", [[], REFUSED], ids=["not refused", "refused late"])
 @pytest.mark.parametrize("volume", [{"persistentVolumeClaim": {"claimName": "v"}}, {"ephemeral": {}}])
-def test_a_scheduler_may_wait_for_volumes_for_ten_minutes(world, volume):
+def test_a_scheduler_may_wait_for_volumes_for_ten_minutes(world, volume, conditions):
+    """The refusal in the status may be of an earlier attempt, and arrive after the allocation."""
     world.allocate()
-    world.show({**claiming(gated=False), "spec": claiming(gated=False)["spec"] | {"volumes": [{"name": "v"} | volume]}})
+    spec = claiming(gated=False)["spec"] | {"volumes": [{"name": "v"} | volume]}
+    world.show({**claiming(gated=False), "spec": spec, "status": {"phase": "Pending", "conditions": conditions}})
     world.clock.advance(600)
     assert world.take_backs() == []
     world.clock.advance(61)
