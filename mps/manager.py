@@ -26,7 +26,6 @@ from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.runtime.loops import Loop
 from mps import metrics
 from mps.audit.audit import Audit, AuditSettings
-from mps.audit.processowners import ProcessOwners
 from mps.daemon import computemode, directories
 from mps.daemon.daemon import Daemon, DaemonSettings
 from mps.daemon.machine import DaemonPace
@@ -46,6 +45,7 @@ from mps.host.pods import (
     watch_pods,
 )
 from mps.host.processes import LOCAL, Host
+from mps.host.processowners import ProcessOwners
 from mps.publication import MpsStatusPublisher
 
 _log = structlog.get_logger(__name__)

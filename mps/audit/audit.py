@@ -23,10 +23,10 @@ from mps import metrics
 from mps.audit import findings
 from mps.audit.evicting import EVICTIONS_PER_HOUR, Evictor, Violator
 from mps.audit.findings import PodGrant, ProcessUse, Reason, StandingViolation, Violation, ViolationKey
-from mps.audit.processowners import ProcessOwner, ProcessOwners
 from mps.audit.usage import Usage, usage_by_container
 from mps.host.pods import PodView, uuids_by_index
 from mps.host.processes import LOCAL, Host
+from mps.host.processowners import ProcessOwner, ProcessOwners
 
 _log = structlog.get_logger(__name__)
 

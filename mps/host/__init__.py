@@ -9,5 +9,6 @@ commands to MPS daemons. Their callers make all decisions.
     control       commands to `nvidia-cuda-mps-control`
     drivers       the differences between NVIDIA's drivers
     pods          the pods of this node with their shares
+    processowners the pod of a process
     ownnode       what NVIDIA's device plugin offers on this node
 """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mps.audit.processowners import ProcessOwners
 from mps.host.cgroups import CgroupMembership
 from mps.host.pods import ContainerView, PodView
+from mps.host.processowners import ProcessOwners
 from tests.mps.records import pod
 
 
