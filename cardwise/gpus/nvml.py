@@ -33,6 +33,7 @@ from cardwise.gpus.protocol import (
     GpuProcess,
     GpusUnavailable,
     Health,
+    ProcessSample,
 )
 from cardwise.supervision import supervised_thread
 
@@ -41,6 +42,9 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _BYTES_PER_MIB = 1024 * 1024
+_MICROSECONDS = 1_000_000
+_FULL = 100  # percent; drivers have been seen to report larger numbers, which mean nothing
+_UTILIZATION_SECONDS = 2.0  # over which use is averaged; drivers take a sample at least once a second
 _EVENT_WAIT_MS = 500
 _PROBE_SECONDS = 5.0
 # Maximum wait for the cards at the start: without nvidia-persistenced, the first call on each card takes seconds.
@@ -141,11 +145,11 @@ class NvmlGpus:
         self._call_card(uuid, lambda handle: pynvml.nvmlDeviceSetComputeMode(handle, number))
 
     def processes(self, uuid: str) -> list[GpuProcess]:
-        used: dict[int, list[int]] = {}
-        for process in self._call_card(uuid, _processes):
-            reported = [] if process.usedGpuMemory is None else [process.usedGpuMemory // _BYTES_PER_MIB]
-            used.setdefault(process.pid, []).extend(reported)
-        return [GpuProcess(pid, MiB(max(mib)) if mib else None) for pid, mib in used.items()]
+        return [GpuProcess(pid, memory) for pid, memory in self._call_card(uuid, _memory_by_pid).items()]
+
+    def sample_processes(self, uuid: str) -> list[ProcessSample]:
+        since = self._clock.wall().timestamp() - _UTILIZATION_SECONDS
+        return self._call_card(uuid, partial(_sample_processes, since_us=round(since * _MICROSECONDS)))
 
     def close(self) -> None:
         self._closing.set()
@@ -370,6 +374,76 @@ def _processes(handle: Any) -> list[Any]:
     with contextlib.suppress(pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):
         processes += pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
     return processes
+
+
+def _memory_by_pid(handle: Any) -> dict[int, MiB | None]:
+    """The memory of each process; None if the driver does not report it."""
+    used: dict[int, list[int]] = {}
+    for process in _processes(handle):
+        reported = [] if process.usedGpuMemory is None else [process.usedGpuMemory // _BYTES_PER_MIB]
+        used.setdefault(process.pid, []).extend(reported)
+    return {pid: MiB(max(mib)) if mib else None for pid, mib in used.items()}
+
+
+def _sample_processes(handle: Any, since_us: int) -> list[ProcessSample]:
+    """The memory of each process now, and its use since a time (microseconds since 1970).
+
+    The driver has utilization samples only of processes that were busy. A process without a sample was idle, unless the
+    card was busy and no process of it has a sample: then the driver does not say which one was.
+    """
+    memory = _memory_by_pid(handle)
+    if not memory:
+        return []
+    utilization = _utilization_by_pid(handle, since_us)
+    idle: float | None = 0.0
+    if utilization is None or (
+        not utilization.keys() & memory.keys()
+        and _optional_number(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) != 0
+    ):
+        idle = None
+    accounting = _optional_number(lambda: pynvml.nvmlDeviceGetAccountingMode(handle)) == pynvml.NVML_FEATURE_ENABLED
+    samples = []
+    for pid, mib in memory.items():
+        sm_percent, bandwidth_percent = (utilization or {}).get(pid, (idle, idle))
+        peak = _accounted_peak(handle, pid) if accounting else None
+        samples.append(
+            ProcessSample(
+                pid=pid,
+                memory=mib,
+                peak_memory=peak,
+                sm_percent=sm_percent,
+                bandwidth_percent=bandwidth_percent,
+            )
+        )
+    return samples
+
+
+def _utilization_by_pid(handle: Any, since_us: int) -> dict[int, tuple[float, float]] | None:
+    """Mean percent of SMs and of memory bandwidth by PID; None if the driver does not report them."""
+    try:
+        reported = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except pynvml.NVMLError as error:
+        # The binding raises an error without a code of failure if there are no samples.
+        return {} if error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND) else None
+    except (pynvml.NVMLLibraryMismatchError, AttributeError):
+        return None
+    samples_by_pid: dict[int, list[Any]] = {}
+    for sample in reported:
+        # Drivers fill unused entries of the buffer with zeros.
+        if sample.pid and sample.timeStamp > since_us and sample.smUtil <= _FULL and sample.memUtil <= _FULL:
+            samples_by_pid.setdefault(sample.pid, []).append(sample)
+    return {
+        pid: (
+            sum(sample.smUtil for sample in samples) / len(samples),
+            sum(sample.memUtil for sample in samples) / len(samples),
+        )
+        for pid, samples in samples_by_pid.items()
+    }
+
+
+def _accounted_peak(handle: Any, pid: int) -> MiB | None:
+    peak = _optional_number(lambda: pynvml.nvmlDeviceGetAccountingStats(handle, pid).maxMemoryUsage)
+    return None if peak is None else MiB(peak // _BYTES_PER_MIB)
 
 
 def _in_mig_mode(handle: Any) -> bool:

@@ -84,6 +84,24 @@ class GpuProcess:
     memory: MiB | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSample:
+    """The recent use of a card by a process. A field is None if the driver does not report it.
+
+    pid: in our own PID namespace.
+    memory: present memory in MiB.
+    peak_memory: the largest memory of the process so far in MiB, where the driver's accounting mode is on.
+    sm_percent: percent of the last seconds in which a kernel of the process ran.
+    bandwidth_percent: percent of the last seconds in which memory was read or written for the process.
+    """
+
+    pid: int
+    memory: MiB | None = None
+    peak_memory: MiB | None = None
+    sm_percent: float | None = None
+    bandwidth_percent: float | None = None
+
+
 class CardError(Exception):
     """A call on a card failed or did not return in time; the message says why."""
 
@@ -104,6 +122,9 @@ class CardControl(Protocol):
 
     def processes(self, uuid: str) -> list[GpuProcess]:
         """The compute processes on the card, MPS clients and server included."""
+
+    def sample_processes(self, uuid: str) -> list[ProcessSample]:
+        """The recent use of the card by each of its compute processes."""
 
 
 class Gpus(Protocol):

@@ -14,7 +14,8 @@ GPU. If a changed file cannot be read, the last valid cards stay.
         reason: ""                       # optional: why it is not healthy
         mig: false                       # optional: whether it is in MIG mode
         properties: {}                   # optional
-        processes: []                    # optional: the compute processes on it, such as {pid: 4711, memoryMiB: 300}
+        processes: []                    # optional: the compute processes on it, such as {pid: 4711, memoryMiB: 300};
+                                         # peakMiB, smPercent and bandwidthPercent are unknown if left out
 
 The compute modes of the cards are kept in a second file in the same folder (`<name>.modes`), since real cards keep
 their mode when a program ends.
@@ -43,6 +44,7 @@ from cardwise.gpus.protocol import (
     GpuProcess,
     GpusUnavailable,
     Health,
+    ProcessSample,
 )
 
 _log = structlog.get_logger(__name__)
@@ -54,9 +56,21 @@ class InvalidCards(ValueError):
     """A file of cards is not usable; the message names the file, the line or the field, and the remedy."""
 
 
-class _ProcessEntry(Struct, rename={"memory_mib": "memoryMiB"}, forbid_unknown_fields=True):
+class _ProcessEntry(
+    Struct,
+    rename={
+        "memory_mib": "memoryMiB",
+        "peak_mib": "peakMiB",
+        "sm_percent": "smPercent",
+        "bandwidth_percent": "bandwidthPercent",
+    },
+    forbid_unknown_fields=True,
+):
     pid: int
     memory_mib: int | None = None
+    peak_mib: int | None = None
+    sm_percent: float | None = None
+    bandwidth_percent: float | None = None
 
 
 class _CardEntry(
@@ -202,7 +216,11 @@ class SimulatedGpus:
 
     def processes(self, uuid: str) -> list[GpuProcess]:
         self._check_present(uuid)
-        return list(self._processes.get(uuid, ()))
+        return [GpuProcess(sample.pid, sample.memory) for sample in self._samples.get(uuid, ())]
+
+    def sample_processes(self, uuid: str) -> list[ProcessSample]:
+        self._check_present(uuid)
+        return list(self._samples.get(uuid, ()))
 
     def _check_present(self, uuid: str) -> None:
         if all(card.uuid != uuid for card in self._reload()[0]):
@@ -217,9 +235,15 @@ class SimulatedGpus:
     def _load(self, text: str) -> None:
         entries = _parse_card_entries(text, str(self._path))
         self._inventory = _inventory(entries, str(self._path))
-        self._processes = {
+        self._samples = {
             entry.uuid: [
-                GpuProcess(process.pid, None if process.memory_mib is None else MiB(process.memory_mib))
+                ProcessSample(
+                    pid=process.pid,
+                    memory=None if process.memory_mib is None else MiB(process.memory_mib),
+                    peak_memory=None if process.peak_mib is None else MiB(process.peak_mib),
+                    sm_percent=process.sm_percent,
+                    bandwidth_percent=process.bandwidth_percent,
+                )
                 for process in entry.processes
             ]
             for entry in entries

@@ -102,10 +102,23 @@ def test_a_compute_mode_is_what_was_set(use):
 
 
 def test_unknown_card_raises_card_absent(use):
-    for ask in (use.compute_mode, use.processes, lambda uuid: use.set_compute_mode(uuid, ComputeMode.DEFAULT)):
+    for ask in (
+        use.compute_mode,
+        use.processes,
+        use.sample_processes,
+        lambda uuid: use.set_compute_mode(uuid, ComputeMode.DEFAULT),
+    ):
         with pytest.raises(CardError, match="GPU-none"):
             ask("GPU-none")
 
 
 def test_processes_are_listed(use):
     assert all(process.pid > 0 for process in use.processes(use.cards()[0].uuid))
+
+
+def test_samples_are_of_the_listed_processes(use):
+    uuid = use.cards()[0].uuid
+    samples = use.sample_processes(uuid)
+    assert {sample.pid for sample in samples} <= {process.pid for process in use.processes(uuid)}
+    shares = [share for sample in samples for share in (sample.sm_percent, sample.bandwidth_percent)]
+    assert all(share is None or 0 <= share <= 100 for share in shares)

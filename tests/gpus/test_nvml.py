@@ -7,7 +7,7 @@ import pynvml
 import pytest
 
 from cardwise.gpus.nvml import NvmlGpus
-from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnavailable
+from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnavailable, ProcessSample
 from cardwise.gpus.selection import NonMigGpus
 from tests.fakes.clock import FakeClock
 
@@ -39,6 +39,9 @@ class Driver:
         self.energy = [600_000] * cards
         self.processes: list[types.SimpleNamespace] = []
         self.clients: list[types.SimpleNamespace] = []
+        self.utilization: list[types.SimpleNamespace] = []  # as the driver's buffer has it
+        self.busy_percent = 0  # of the whole card
+        self.accounting: dict[int, int] | None = None  # bytes by PID; None: accounting is off
         answers = {
             "nvmlInit": lambda: None,
             "nvmlShutdown": lambda: None,
@@ -71,6 +74,10 @@ class Driver:
             "nvmlDeviceSetComputeMode": self.modes.__setitem__,
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: self.processes,
             "nvmlDeviceGetMPSComputeRunningProcesses": lambda handle: self.clients,
+            "nvmlDeviceGetProcessUtilization": self.process_utilization,
+            "nvmlDeviceGetUtilizationRates": lambda _: types.SimpleNamespace(gpu=self.busy_percent, memory=0),
+            "nvmlDeviceGetAccountingMode": lambda _: int(self.accounting is not None),
+            "nvmlDeviceGetAccountingStats": self.accounting_stats,
         }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, self.wrap_call(name, answer))
@@ -91,6 +98,17 @@ class Driver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         assert version == pynvml.nvmlMemory_v2
         return types.SimpleNamespace(total=total, reserved=self.reserved)
+
+    def process_utilization(self, _, since_us):
+        samples = [sample for sample in self.utilization if sample.timeStamp > since_us]
+        if not samples:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return [*samples, types.SimpleNamespace(pid=0, timeStamp=0, smUtil=0, memUtil=0)]
+
+    def accounting_stats(self, _, pid):
+        if pid not in self.accounting:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return types.SimpleNamespace(maxMemoryUsage=self.accounting[pid])
 
     def card(self, index):
         with self.condition:
@@ -423,6 +441,64 @@ def test_mps_clients_are_listed_from_either_list_of_the_driver(driver, make_gpus
     assert gpus.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(9, 500)]
     driver.broken["nvmlDeviceGetMPSComputeRunningProcesses"] = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     assert gpus.processes("GPU-0") == [GpuProcess(7, 300)]
+
+
+@pytest.fixture
+def sampled(driver, make_gpus):
+    """A card with two processes, of which the driver reports utilization samples at these seconds before now."""
+    gpus = make_gpus()
+    driver.processes = [types.SimpleNamespace(pid=pid, usedGpuMemory=300 * MIB) for pid in (7, 8)]
+
+    def report(*samples: tuple[int, float, int, int]) -> None:
+        now = gpus._clock.wall().timestamp()
+        driver.utilization = [
+            types.SimpleNamespace(pid=pid, timeStamp=int((now - age) * 1e6), smUtil=sm, memUtil=bandwidth)
+            for pid, age, sm, bandwidth in samples
+        ]
+
+    return gpus, report
+
+
+def test_use_of_a_process_is_the_mean_of_its_recent_samples(driver, sampled):
+    gpus, report = sampled
+    driver.busy_percent = 90
+    report((7, 0.2, 80, 20), (7, 1.2, 40, 10), (7, 3.0, 100, 100), (7, 0.4, 4_000_000, 0), (99, 0.1, 5, 5))
+    busy, idle = gpus.sample_processes("GPU-0")
+    assert busy == ProcessSample(pid=7, memory=300, sm_percent=60.0, bandwidth_percent=15.0)
+    assert idle == ProcessSample(pid=8, memory=300, sm_percent=0.0, bandwidth_percent=0.0)
+
+
+def test_processes_of_an_idle_card_are_idle_and_of_a_busy_card_without_samples_unknown(driver, sampled):
+    gpus, report = sampled
+    report()
+    assert [sample.sm_percent for sample in gpus.sample_processes("GPU-0")] == [0.0, 0.0]
+    driver.busy_percent = 50
+    assert [sample.sm_percent for sample in gpus.sample_processes("GPU-0")] == [None, None]
+    report((99, 0.1, 50, 5))
+    assert [sample.sm_percent for sample in gpus.sample_processes("GPU-0")] == [None, None]
+    report((8, 0.1, 50, 5))
+    assert [sample.sm_percent for sample in gpus.sample_processes("GPU-0")] == [0.0, 50.0]
+
+
+@pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN])
+def test_use_that_the_driver_does_not_report_is_unknown_and_memory_stays(driver, sampled, error):
+    gpus, _ = sampled
+    driver.broken["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(error)
+    assert gpus.sample_processes("GPU-0")[0] == ProcessSample(pid=7, memory=300)
+
+
+def test_the_binding_reports_no_samples_as_an_error_without_a_code(driver, sampled):
+    gpus, _ = sampled
+    driver.broken["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(pynvml.NVML_SUCCESS)
+    assert gpus.sample_processes("GPU-0")[0].sm_percent == 0.0
+
+
+def test_peaks_come_from_the_accounting_of_the_driver_where_it_is_on(driver, sampled):
+    gpus, _ = sampled
+    driver.accounting = {7: 900 * MIB}
+    assert [sample.peak_memory for sample in gpus.sample_processes("GPU-0")] == [900, None]
+    driver.broken["nvmlDeviceGetAccountingMode"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert [sample.peak_memory for sample in gpus.sample_processes("GPU-0")] == [None, None]
 
 
 def test_failed_mode_change_reports_the_reason(driver, make_gpus):

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cardwise.gpus import simulated
-from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnavailable
+from cardwise.gpus.protocol import CardError, ComputeMode, GpuProcess, GpusUnavailable, ProcessSample
 from cardwise.gpus.simulated import InvalidCards, SimulatedGpus
 
 ONE = "cards: [{index: 0, uuid: GPU-0, memoryMiB: 16276, properties: {clock: 1328}}]\n"
@@ -108,3 +108,6 @@ def test_processes_come_and_go_with_the_file(file):
     assert gpus.processes("GPU-0") == []
     replace(file, ONE.replace("}]", ", processes: [{pid: 7, memoryMiB: 300}, {pid: 8}]}]"))
     assert gpus.processes("GPU-0") == [GpuProcess(7, 300), GpuProcess(8, None)]
+    replace(file, ONE.replace("}]", ", processes: [{pid: 7, smPercent: 40, bandwidthPercent: 5.5, peakMiB: 900}]}]"))
+    (sample,) = gpus.sample_processes("GPU-0")
+    assert sample == ProcessSample(pid=7, peak_memory=900, sm_percent=40, bandwidth_percent=5.5)
