@@ -14,6 +14,7 @@ _KINDS = {
     "Gauge": "gauge",
     "Histogram": "histogram",
     "GaugeMetricFamily": "gauge",
+    "CounterMetricFamily": "counter",
     "_gauge": "gauge",
 }
 

@@ -9,6 +9,7 @@ The packages and modules; each imports only from those below it:
     manager      runs all daemons of the node
     daemon       runs one daemon
     audit        checks which processes use the cards
+    usage        measures what containers use of the cards
     publication  writes MPS statuses
     host         processes and pods of the node
 

@@ -8,17 +8,19 @@ import threading
 from pathlib import Path
 
 import click
+import msgspec
 import structlog
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.gpus import selection
+from cardwise.gpus import selection, usagereport
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import Gpus, GpusUnavailable
 from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.gpus.simulated import SimulatedGpus
+from cardwise.gpus.usagereport import UsageReport
 from cardwise.kube.client import KubeClient
 from cardwise.kube.errors import KubeConfigError
 from cardwise.runtime import interpreter, logs
@@ -199,6 +201,7 @@ def main(
             ready=lambda: _list_ready_problems(managers),
             alive=lambda: _list_stuck_problems(managers),
             config=configz.describe_options(click.get_current_context()),
+            documents={usagereport.PATH: lambda: _encode_usage(managers, node_name)},
         )
         lock = ManagerLock(root)
     except (InvalidRequest, GpusUnavailable, KubeConfigError, OSError) as error:
@@ -256,6 +259,12 @@ def _list_ready_problems(managers: list[MpsManager]) -> list[str]:
         if managers
         else ["waiting for another manager to release the root"]
     )
+
+
+def _encode_usage(managers: list[MpsManager], node: str) -> bytes:
+    for manager in managers:
+        return manager.usage_report()
+    return msgspec.json.encode(UsageReport(node=node, observed_seconds=0.0))
 
 
 def _list_stuck_problems(managers: list[MpsManager]) -> list[str]:

@@ -47,6 +47,7 @@ from mps.host.pods import (
 from mps.host.processes import LOCAL, Host
 from mps.host.processowners import ProcessOwners
 from mps.publication import MpsStatusPublisher
+from mps.usage.sampler import UseSampler
 
 _log = structlog.get_logger(__name__)
 
@@ -172,6 +173,15 @@ class MpsManager:
         self._homes_awaiting_pods: set[Path] = set()  # folders of daemons that wait for the end of pods without MPS
         self._events = EventRecorder(client, "cardwise-mps", instance=settings.node, clock=clock)
         self._publication = MpsStatusPublisher(client, settings.node, self.statuses, clock)
+        self._sampler = UseSampler(
+            node=settings.node,
+            gpus=self._gpus,
+            card_control=card_control,
+            pods=self.pods,
+            tiers=self._publication.memory_tiers,
+            host=self._host,
+            clock=clock,
+        )
         self._audit = None
         if settings.audit is not None:
             self._audit = Audit(
@@ -193,6 +203,7 @@ class MpsManager:
         self.pods.start()
         self._node.start()
         self._publication.start()
+        self._sampler.start()
         if self._audit is not None:
             self._audit.start()
         self._loop.start()
@@ -203,6 +214,7 @@ class MpsManager:
 
         Depending on `stop_daemons`, daemons whose cards pods use keep running for the next manager.
         """
+        self._sampler.stop()
         if self._audit is not None:
             self._audit.stop()
         self._loop.stop(_STOP_SECONDS)
@@ -242,6 +254,10 @@ class MpsManager:
             )
             for uuid, status in statuses.items()
         }
+
+    def usage_report(self) -> bytes:
+        """What containers have used in the last hours, as JSON (`cardwise.gpus.usagereport`)."""
+        return self._sampler.report()
 
     def problems(self) -> Sequence[str]:
         """Why the manager is not ready, one line each. One card that is ready, off or unavailable suffices."""

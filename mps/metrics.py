@@ -32,10 +32,8 @@ PROBE_SECONDS = Histogram(
     ["outcome"],
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 3, 10),
 )
-USED_BYTES = Gauge(
-    "cardwise_mps_used_bytes",
-    "Memory of the GPU that the container's processes use in total, as the driver reports",
-    ["namespace", "pod", "container", "gpu"],
+USE_FAILURES = Counter(
+    "cardwise_container_gpu_use_failures", "Samples of use that could not list the processes of the GPU", ["gpu"]
 )
 AUDIT_OPEN_VIOLATIONS = Gauge(
     "cardwise_mps_audit_open_violations",

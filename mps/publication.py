@@ -33,9 +33,16 @@ _STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _PublishedStatus:
-    """The MPS status of a card in the API server, as of the watch; None if the card has none yet."""
+    """The status of a card in the API server, as of the watch.
+
+    mps: its MPS status; None if the card has none yet.
+    uuid: its UUID.
+    memory_tier: what limits the memory of shares of it, as the device plugin reports; "" if unknown.
+    """
 
     mps: MpsStatus | None
+    uuid: str
+    memory_tier: str
 
 
 def _statuses_projection(node: str) -> Callable[[bytes], tuple[str, _PublishedStatus] | None]:
@@ -46,7 +53,11 @@ def _statuses_projection(node: str) -> Callable[[bytes], tuple[str, _PublishedSt
 
     def project(content: bytes) -> tuple[str, _PublishedStatus] | None:
         resource = extendedresources.decode(content)
-        return (resource.metadata.name, _PublishedStatus(resource.status.mps)) if resource.spec.node == node else None
+        if resource.spec.node != node:
+            return None
+        status = resource.status
+        tier = status.isolation.memory if status.isolation is not None else ""
+        return resource.metadata.name, _PublishedStatus(status.mps, resource.spec.uuid, tier)
 
     return project
 
@@ -99,6 +110,10 @@ class MpsStatusPublisher:
 
     def wake(self) -> None:
         self._loop.wake()
+
+    def memory_tiers(self) -> dict[str, str]:
+        """What limits the memory of shares of each card, by UUID, as far as it is published."""
+        return {status.uuid: status.memory_tier for status in self._reflector.store.snapshot().values()}
 
     def stop(self) -> None:
         """Stop, after publishing the last statuses if the API server answers."""

@@ -11,6 +11,7 @@ The modules:
     faults     the faults of cards and when each ends; `xids`: what an Xid error of the driver means
     selection  the cards that an administrator lets Cardwise share (`--gpus`)
     mpsfiles   whether a container may start on a card with MPS, read from the manager's files
+    usagereport  what containers have used in the last hours, from the manager
 
 Public seam: `Gpus`. The device plugin and the MPS manager know the cards only by this interface. Example, the cards of
 a YAML file:

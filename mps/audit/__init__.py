@@ -4,6 +4,5 @@ Input: processes of the host and pods of the node. Output: events, metrics, evic
 
     audit          the loop that lists processes and reports violations
     findings       the rules: which use of a card is a violation (pure)
-    usage          GPU memory in use by container, for `cardwise top`
     evicting       evicts violators, a limited number per hour
 """

@@ -23,7 +23,6 @@ from mps import metrics
 from mps.audit import findings
 from mps.audit.evicting import EVICTIONS_PER_HOUR, Evictor, Violator
 from mps.audit.findings import PodGrant, ProcessUse, Reason, StandingViolation, Violation, ViolationKey
-from mps.audit.usage import Usage, usage_by_container
 from mps.host.pods import PodView, uuids_by_index
 from mps.host.processes import LOCAL, Host
 from mps.host.processowners import ProcessOwner, ProcessOwners
@@ -88,7 +87,6 @@ class Audit:
         self._events = EventRecorder(client, "cardwise-mps", instance=node, clock=clock)
         self._evictor = Evictor(client, self._events, settings.evict_per_hour)
         self._remind_passes = max(1, round(_REPEAT_SECONDS / settings.interval))
-        self._usage = Usage()
         self._standing: dict[ViolationKey, StandingViolation] = {}
         self._unreadable_cards: set[str] = set()  # UUIDs of the cards that did not answer at the last audit
         self._loop = Loop(
@@ -136,7 +134,6 @@ class Audit:
             for card, process in card_processes
             if (use := self._process_use(card, process, owners, manager_owner))
         ]
-        self._usage.publish(usage_by_container(uses, pods))
         violations = findings.find_violations(uses, grants, self._settings.tolerance)
         self._standing = findings.update_standing_violations(self._standing, violations, now, unreadable_cards)
         self._count_violations(cards)

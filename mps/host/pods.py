@@ -28,11 +28,16 @@ _NO_ASSIGNMENT = Assignment({})
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """A container. `runtime_id`: the container's present ID in the container runtime; "" until it has started."""
+    """A container.
+
+    runtime_id: the container's present ID in the container runtime; "" until it has started.
+    resource_class: the ResourceClass that it requests; "" for any.
+    """
 
     key: str
     name: str
     runtime_id: str = ""
+    resource_class: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,7 @@ class PodView:
     spec_grace: the grace period of its spec, in seconds, which the kubelet uses at the deadline.
     cgroup_uid: the UID in its cgroups. For a mirror pod this is the UID of the static pod. It comes from an annotation
         that any user can write.
+    workload: kind and name of what created the pod (`Pod.workload`).
     """
 
     uid: str
@@ -59,6 +65,7 @@ class PodView:
     deadline: float | None = None
     spec_grace: float = _DEFAULT_GRACE_SECONDS
     cgroup_uid: str = ""
+    workload: str = ""
     containers: tuple[ContainerView, ...] = ()
 
     def runs_without_mps(self, scope: DaemonScope) -> bool:
@@ -98,6 +105,7 @@ def parse_pod(content: bytes) -> PodView:
         deadline=started + max_seconds if started is not None and max_seconds is not None else None,
         spec_grace=_DEFAULT_GRACE_SECONDS if spec_grace is None else float(spec_grace),
         cgroup_uid=metadata.annotations.get(names.MIRROR) or metadata.uid,
+        workload=pod.workload,
         containers=tuple(_parse_containers(pod)),
     )
 
@@ -108,8 +116,11 @@ def _parse_containers(pod: Pod) -> Iterator[ContainerView]:
         status.name: status.container_id.rpartition("/")[2]  # containerd://<id>
         for status in pod.status.all_containers()
     }
+    common_class = pod.metadata.annotations.get(names.CLASS, "")
     for key, container in pod.spec.containers_by_key():
-        yield ContainerView(key, container.name, ids.get(container.name, ""))
+        limits = (container.resources.limits if container.resources is not None else None) or {}
+        resource_class = next(filter(None, map(names.class_of, limits)), common_class)
+        yield ContainerView(key, container.name, ids.get(container.name, ""), resource_class)
 
 
 def _parse_time(timestamp: str | None) -> float | None:

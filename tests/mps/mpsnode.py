@@ -85,10 +85,16 @@ class Publication:
 
     problem = ""
 
+    def __init__(self) -> None:
+        self.tiers: dict[str, str] = {}
+
     def wake(self) -> None:
         pass
 
     stop = wake
+
+    def memory_tiers(self) -> dict[str, str]:
+        return self.tiers
 
 
 class Cards(SimulatedGpus):
@@ -151,6 +157,7 @@ class Node:
         self.pods = Pods(self.api)
         self.own_node = OwnNode()
         self.events = Events()
+        self.publication = Publication()
         self.settings = ManagerSettings(
             node=NODE,
             root=self.root,
@@ -165,7 +172,7 @@ class Node:
         monkeypatch.setattr(Daemon, "start", Daemon.take_over)
         monkeypatch.setattr(managers, "watch_pods", lambda *_: self.pods)
         monkeypatch.setattr(managers, "OwnNode", lambda *_: self.own_node)
-        monkeypatch.setattr(managers, "MpsStatusPublisher", lambda *_: Publication())
+        monkeypatch.setattr(managers, "MpsStatusPublisher", lambda *_: self.publication)
         monkeypatch.setattr(managers, "EventRecorder", lambda *_, **__: self.events)
         monkeypatch.setattr(audit, "EventRecorder", lambda *_, **__: self.events)
 
@@ -317,10 +324,11 @@ class Node:
         self.set_use(index, process.pid, mib)
         return process
 
-    def set_use(self, index: int, pid: int, mib: int) -> None:
+    def set_use(self, index: int, pid: int, mib: int | None, **fields: float) -> None:
+        """fields: as in the file of simulated cards, such as smPercent."""
         card = self.cards[index]
         others = [entry for entry in card.get("processes", []) if entry["pid"] != pid]
-        card["processes"] = [*others, {"pid": pid, "memoryMiB": mib}]
+        card["processes"] = [*others, {"pid": pid, "memoryMiB": mib, **fields}]
         self.write_cards()
 
     def end_clients(self, index: int = 0) -> None:

@@ -22,7 +22,7 @@ _CACHED_LIST_QUERY = {"resourceVersion": "0"}  # the query that reads from the A
 _MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
 _MAX_NODES_READ_SINGLY = 64  # maximum number of nodes whose pods are listed one by one; for more, one request lists all
 _PROXY_SECONDS = 2.0  # maximum time of a request to a manager: a hanging manager must not delay the screen
-_USED_METRIC, _METRICS_PORT = "cardwise_mps_used_bytes", 9400
+_USED_METRIC, _METRICS_PORT = "cardwise_container_gpu_memory_used_bytes", 9400
 _MANAGER_SELECTOR = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
 _BYTES_PER_MIB = 1024 * 1024
 _NOTHING_ALLOCATED = Allocated()
@@ -325,5 +325,5 @@ def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:
             labels = sample.labels
-            used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("gpu", "")] += int(sample.value)
+            used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("UUID", "")] += int(sample.value)
     return {key: amount // _BYTES_PER_MIB for key, amount in used_bytes.items()}

@@ -1,6 +1,7 @@
 """Pods: their requests, their containers and the states of these, and how they use MPS."""
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -13,6 +14,10 @@ from cardwise.core.api.sharing import tenant_of
 from cardwise.core.values.decoded import Json
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.wire import prepare_types
+
+# A CronJob names its Jobs after the minute, counted since 1970: 8 digits, which dates such as 20261201 do not exceed.
+_CRON_JOB_PATTERN: Final = re.compile(r"(.+)-(\d{8})")
+_MIN_CRON_MINUTE: Final = 25_000_000  # in the year 2017
 
 Amounts = dict[str, str | int | float]
 """Amounts of resources by name, as sent; `cardwise.core.values.quantity` parses them."""
@@ -147,6 +152,25 @@ class Pod(Struct, frozen=True, gc=False, omit_defaults=True):
     def full_name(self) -> str:
         """The pod as "namespace/name"."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def workload(self) -> str:
+        """Kind and name of what created the pod, such as Deployment/web or CronJob/report; Pod/NAME for a bare pod.
+
+        A pod names its ReplicaSet or Job only; the Deployment or CronJob is derived from the name.
+        """
+        controller = self.metadata.controller
+        if controller is None:
+            return f"Pod/{self.metadata.name}"
+        if controller.kind == "ReplicaSet":
+            suffix = f"-{self.metadata.labels.get('pod-template-hash', '')}"
+            if len(suffix) > 1 and controller.name.endswith(suffix):
+                return f"Deployment/{controller.name.removesuffix(suffix)}"
+        if controller.kind == "Job":
+            match = _CRON_JOB_PATTERN.fullmatch(controller.name)
+            if match is not None and int(match[2]) >= _MIN_CRON_MINUTE:
+                return f"CronJob/{match[1]}"
+        return f"{controller.kind}/{controller.name}"
 
     @property
     def finished(self) -> bool:

@@ -54,6 +54,7 @@ class HealthServer:
     alive: the check of /healthz; by default a process that answers is alive.
     notes: lines for people that /readyz shows after the result.
     config: the settings in effect, as `configz.describe_options` returns them.
+    documents: JSON that is served at further paths; must return quickly.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class HealthServer:
         notes: Problems = _no_problems,
         registry: CollectorRegistry = prometheus_client.REGISTRY,
         config: Mapping[str, Any] | None = None,
+        documents: Mapping[str, Callable[[], bytes]] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         """Bind the port. Port 0 takes a free port, which `port` returns. Raises OSError if the port is in use."""
@@ -73,6 +75,7 @@ class HealthServer:
         self._registry = registry
         self._clock = clock
         self._config = config or {}
+        self._documents = documents or {}
         listening = _open_socket(bind)
         self.port = int(listening.getsockname()[1])
         # Probes have their own threads, so that scrapes do not delay them. One address may use two of the three
@@ -112,9 +115,14 @@ class HealthServer:
             return self._metrics(environ.get("HTTP_ACCEPT", ""))
         if path == "/configz":
             return HTTPStatus.OK, configz.encode_settings(self._config), "application/json"
+        if path in self._documents:
+            return HTTPStatus.OK, self._documents[path](), "application/json"
         if path in self._checks:
             return *_check_result(self._checks[path], self._notes.get(path, _no_problems)), text
-        return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
+        return HTTPStatus.NOT_FOUND, f"not found; try {', '.join(self._paths())}\n".encode(), text
+
+    def _paths(self) -> list[str]:
+        return ["/metrics", "/healthz", "/readyz", "/configz", *self._documents]
 
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
         try:

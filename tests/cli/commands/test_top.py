@@ -31,11 +31,11 @@ from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
 METRICS = """\
-# HELP cardwise_mps_used_bytes Memory
-# TYPE cardwise_mps_used_bytes gauge
-cardwise_mps_used_bytes{gpu="GPU-n1-0",container="main",namespace="team-a",pod="train"} 2.8311552e+09
-cardwise_mps_used_bytes{gpu="GPU-n1-0",container="",namespace="team-a",pod="train"} 1.048576e+06
-cardwise_mps_used_bytes{gpu="GPU-n1-0",container="main",namespace="team-b",pod="serve"} 5.24288e+08
+# HELP cardwise_container_gpu_memory_used_bytes Memory
+# TYPE cardwise_container_gpu_memory_used_bytes gauge
+cardwise_container_gpu_memory_used_bytes{UUID="GPU-n1-0",container="main",namespace="team-a",pod="train"} 2.8311552e+09
+cardwise_container_gpu_memory_used_bytes{UUID="GPU-n1-0",container="",namespace="team-a",pod="train"} 1.048576e+06
+cardwise_container_gpu_memory_used_bytes{UUID="GPU-n1-0",container="main",namespace="team-b",pod="serve"} 5.24288e+08
 cardwise_mps_up{gpu="GPU-n1-0"} 1
 """
 

@@ -43,7 +43,12 @@ QUIET = (
     "cardwise_mps_recoveries_total",
     "cardwise_mps_settings_lost_total",
     "cardwise_mps_clients_detached_total",
-    "cardwise_mps_used_bytes",  # nothing computes on a simulated card
+    "cardwise_container_gpu_memory_granted_bytes",  # the node of this manager has no pods
+    "cardwise_container_gpu_memory_used_bytes",
+    "cardwise_container_gpu_memory_peak_bytes",
+    "cardwise_container_gpu_sm_busy_seconds_total",
+    "cardwise_container_gpu_memory_busy_seconds_total",
+    "cardwise_container_gpu_use_failures_total",
     "cardwise_mps_audit_violations_total",
     "cardwise_mps_audit_evictions_total",
     "cardwise_mps_audit_failures_total",

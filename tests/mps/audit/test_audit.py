@@ -101,35 +101,6 @@ def test_one_that_goes_on_is_told_again_after_ten_minutes(node, run_audits):
     assert len(node.events.all) == 2
 
 
-def test_what_each_container_has_is_exported_for_as_long_as_it_has_it(node, run_audits):
-    def exported() -> dict[tuple[str, str, str, str], float]:
-        samples = [sample for metric in metrics.USED_BYTES.collect() for sample in metric.samples]
-        return {
-            (
-                sample.labels["namespace"],
-                sample.labels["pod"],
-                sample.labels["container"],
-                sample.labels["gpu"],
-            ): sample.value
-            for sample in samples
-            if sample.labels["pod"] in ("served", "starting", "")
-        }
-
-    node.bind("served", 0, 4000)
-    node.bind("starting", 0, 4000)
-    node.api.edit(paths.pods("default", "starting"), status={"containerStatuses": None})
-    for pod, mib in (("served", 300), ("served", 200), ("starting", 70), ("", 900)):
-        node.use(0, mib, pod)
-    node.start(audit=SETTINGS)
-    run_audits(node)
-    served, starting = (("default", pod, name, uuid_of(0)) for pod, name in (("served", "main"), ("starting", "")))
-    mine = {served: 500 * 1024 * 1024, starting: 70 * 1024 * 1024}
-    assert exported() == mine, "of no pod: the audit tells"
-    node.end_clients()
-    run_audits(node)
-    assert not exported(), "nobody is told of for ever"
-
-
 def test_a_moments_spike_is_no_alarm(node, run_audits):
     node.bind("spiky", 0, 1000)
     process = node.use(0, 9000, "spiky")

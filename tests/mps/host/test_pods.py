@@ -177,3 +177,11 @@ def test_multi_user_mode_is_used_where_the_program_has_it_and_we_may(monkeypatch
     table = drivers.capabilities_of("580.1")
     assert drivers.refine_capabilities(table, DOUBLE, root=True).multi_user is has
     assert not drivers.refine_capabilities(table, DOUBLE, root=False).multi_user
+
+
+def test_class_of_a_container_is_its_resource_or_the_pods_annotation():
+    limits = {"cardwise.dev/fast": "1", "aliyun.com/gpu-mem": "1000"}
+    containers = [{"name": "a", "resources": {"limits": limits}}, {"name": "b", "resources": {}}, {"name": "c"}]
+    pod = {"metadata": {"name": "p", "annotations": {names.CLASS: "slow"}}, "spec": {"containers": containers}}
+    views = pods.parse_pod(json.dumps(pod).encode()).containers
+    assert [view.resource_class for view in views] == ["fast", "slow", "slow"]
