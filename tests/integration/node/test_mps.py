@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,10 @@ from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.gpus import mpsfiles
+from cardwise.gpus import mpsfiles, usagereport
+from cardwise.gpus.usagereport import ContainerUsage
 from cardwise.kube import errors, paths
-from tests.cluster import Cluster
+from tests.cluster import Cluster, ports
 from tests.cluster import mps as manager
 from tests.cluster.images import BUSYBOX
 from tests.integration.node import claimed
@@ -67,8 +69,11 @@ class World:
     def start(self) -> None:
         manager.open_up(self.node.folder, self.cluster.state_dir.parent)
         kubeconfig = f"--kubeconfig={self.cluster.kubeconfig}"
+        (port,) = ports.free(1)
+        self.address = f"127.0.0.1:{port}"
+        flags = [flag for flag in manager.flags(self.node.folder, NODE) if not flag.startswith("--metrics-bind")]
         self.cluster.process(MANAGER).start(
-            [str(BIN / "cardwise-mps"), kubeconfig, *manager.flags(self.node.folder, NODE)],
+            [str(BIN / "cardwise-mps"), kubeconfig, f"--metrics-bind={self.address}", *flags],
             manager.environment(),
         )
         self.cluster.process(PLUGIN).start(
@@ -130,6 +135,12 @@ class World:
         scratch = path.with_suffix(".new")
         scratch.write_text(yaml.safe_dump(inventory))
         scratch.replace(path)
+
+    def usage(self, pod: str) -> ContainerUsage | None:
+        """What the manager remembers of the pod's only container."""
+        with urllib.request.urlopen(f"http://{self.address}{usagereport.PATH}", timeout=10) as response:
+            report = usagereport.decode_report(response.read())
+        return next((usage for usage in report.containers if usage.pod == pod), None)
 
     # Pods.
 
@@ -287,6 +298,20 @@ def clean(world: World) -> Iterator[None]:
 
 def inode(world: World, index: int) -> int:
     return (world.home(index) / mps.PIPE_FOLDER / mps.CONTROL_SOCKET).stat().st_ino
+
+
+def test_use_of_a_container_is_measured_from_its_processes_on_the_node(world):
+    uid = world.pod("measured", 0, 2000)
+    idle = world.pod("idle", 0, 1000)
+    world.started(uid)
+    world.started(idle)
+    world.use(0, {uid: 700})
+    world.wait(lambda: (usage := world.usage("measured")) and 700 in usage.peaks_mib, "use is measured")
+    usage = world.usage("measured")
+    assert (usage.namespace, usage.container, usage.workload) == (world.space.name, "main", "Pod/measured")
+    assert (usage.gpu, usage.granted_mib, usage.busy_percent) == (world.uuids[0], 2000, None)
+    assert set(world.usage("idle").peaks_mib) == {0}, "it holds a share and uses nothing"
+    world.use(0, {})
 
 
 def test_a_container_goes_through_the_daemon_of_its_card_and_sees_no_other(world):
