@@ -22,7 +22,7 @@ class ContainerUsage(Struct, rename={"peaks_mib": "peaksMiB", "granted_mib": "gr
     granted_mib: its share; None for a container without a share of this GPU.
     peaks_mib: for each memory use in MiB, the number of minutes of which it was the peak. Minutes in which the use was
         unknown are left out.
-    busy_percent: mean percent of the time in which the container computed; None if unknown.
+    busy_percent: mean percent of the time in which the container computed; None if unknown for half of the time.
     idle_seconds: seconds since the container last computed; None if unknown.
     running: whether the container still holds its share.
     """

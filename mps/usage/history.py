@@ -19,13 +19,15 @@ class _Entry:
 
     peaks: by minute of the clock, the largest MiB; None if no sample of the minute was known.
     busy_seconds: seconds in which it computed, of the `known_seconds` in which that is known.
-    last_busy: when it last computed, or was first seen; None if unknown.
+    unknown_seconds: seconds in which that is unknown.
+    last_busy: when it last computed, or since when that is known; None while it is unknown.
     """
 
     use: ContainerUse
     peaks: deque[tuple[int, MiB | None]] = field(default_factory=deque)
     busy_seconds: float = 0.0
     known_seconds: float = 0.0
+    unknown_seconds: float = 0.0
     last_busy: float | None = None
     running: bool = True
 
@@ -47,7 +49,10 @@ class History:
             entry = self._entries.setdefault((key, use.workload), _Entry(use))
             entry.use = use
             _record_peak(entry.peaks, minute, use)
-            if use.sm_percent is not None:
+            if use.sm_percent is None:
+                entry.unknown_seconds += elapsed
+                entry.last_busy = None
+            else:
                 entry.known_seconds += elapsed
                 entry.busy_seconds += elapsed * use.sm_percent / 100
                 if use.sm_percent > 0 or entry.last_busy is None:
@@ -86,7 +91,9 @@ class History:
                 gpu=key.uuid,
                 granted_mib=entry.use.granted,
                 peaks_mib=dict(Counter(int(peak) for _, peak in entry.peaks if peak is not None)),
-                busy_percent=100 * entry.busy_seconds / entry.known_seconds if entry.known_seconds else None,
+                busy_percent=100 * entry.busy_seconds / entry.known_seconds
+                if entry.known_seconds > entry.unknown_seconds
+                else None,
                 idle_seconds=None if entry.last_busy is None else now - entry.last_busy,
                 running=entry.running,
             )

@@ -33,7 +33,7 @@ _STOP_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _BusySeconds:
-    """Seconds of use since the container was first seen; None until the driver has reported a use."""
+    """Seconds of use since it is known; None while the driver does not report it."""
 
     sm: float | None = None
     bandwidth: float | None = None
@@ -188,4 +188,5 @@ def _add_busy(busy: _BusySeconds | None, use: ContainerUse, elapsed: float) -> _
 
 
 def _add_seconds(seconds: float | None, percent: float | None, elapsed: float) -> float | None:
-    return seconds if percent is None else (seconds or 0.0) + elapsed * percent / 100
+    # A counter that stood still while the use is unknown would look as no use.
+    return None if percent is None else (seconds or 0.0) + elapsed * percent / 100

@@ -22,7 +22,7 @@ class ExportedUse(NamedTuple):
     """The use of a container, for the metrics.
 
     recent_peak: the peak of the last one to two minutes in MiB.
-    busy_seconds, bandwidth_seconds: seconds of use since the container was first seen; None if unknown.
+    busy_seconds, bandwidth_seconds: seconds of use since it is known; None if unknown.
     """
 
     key: ContainerKey

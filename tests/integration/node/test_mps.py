@@ -309,7 +309,7 @@ def test_use_of_a_container_is_measured_from_its_processes_on_the_node(world):
     world.wait(lambda: (usage := world.usage("measured")) and 700 in usage.peaks_mib, "use is measured")
     usage = world.usage("measured")
     assert (usage.namespace, usage.container, usage.workload) == (world.space.name, "main", "Pod/measured")
-    assert (usage.gpu, usage.granted_mib, usage.busy_percent) == (world.uuids[0], 2000, None)
+    assert (usage.gpu, usage.granted_mib, usage.idle_seconds) == (world.uuids[0], 2000, None)
     assert set(world.usage("idle").peaks_mib) == {0}, "it holds a share and uses nothing"
     world.use(0, {})
 

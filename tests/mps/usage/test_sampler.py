@@ -110,6 +110,20 @@ def test_time_of_computing_is_counted_by_the_second(node, sample):
     assert usage_of(node, "busy").idle_seconds == pytest.approx(30.0)
 
 
+def test_time_without_knowledge_is_no_idle_time(node, sample):
+    node.bind("pod", 0, 4000)
+    node.start()
+    sample()
+    assert exported(node, BUSY) == {"pod": 0}, "it has no process"
+    process = node.use(0, 300, "pod")
+    sample(5)
+    assert exported(node, BUSY) == {}
+    assert (usage_of(node, "pod").busy_percent, usage_of(node, "pod").idle_seconds) == (None, None)
+    node.set_use(0, process.pid, 300, smPercent=0)
+    sample(3)
+    assert usage_of(node, "pod").idle_seconds == pytest.approx(2.0)
+
+
 def test_use_that_the_driver_reports_for_the_server_is_unknown_of_its_clients(node, sample):
     node.bind("client", 0, 4000)
     process = node.use(0, 300, "client")
