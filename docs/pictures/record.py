@@ -139,8 +139,10 @@ def _add_managers(objects: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
                     c["spec"]["uuid"] for c in cards if (c["spec"]["node"], c["spec"]["index"]) == (node, index)
                 )
                 metadata = pod["metadata"]
-                owner = f'gpu="{uuid}",container="main",namespace="{metadata["namespace"]}",pod="{metadata["name"]}"'
-                lines.append(f"cardwise_mps_used_bytes{{{owner}}} {used[metadata['name']] * 1024 * 1024}")
+                owner = f'UUID="{uuid}",container="main",namespace="{metadata["namespace"]}",pod="{metadata["name"]}"'
+                lines.append(
+                    f"cardwise_container_gpu_memory_used_bytes{{{owner}}} {used[metadata['name']] * 1024 * 1024}"
+                )
         metadata = {"namespace": names.NAMESPACE, "name": f"cardwise-mps-{node}", "labels": labels}
         manager = {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": "Running"}}
         pods.append({"apiVersion": "v1", "kind": "Pod"} | manager)
