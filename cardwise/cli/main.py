@@ -16,6 +16,7 @@ _INTERRUPTED_STATUS = 130  # the exit status after Ctrl-C: 128 plus the number o
 # By the command's name: its module in cardwise.cli.commands, or elsewhere with its package; and its description in one
 # line of 80 columns.
 _COMMANDS: Final = {
+    "advise": ("advise", "Recommend shares that fit what programs use"),
     "bundle": ("bundle", "Collect a support bundle"),
     "classes": ("classes", "List the types of GPUs and devices, and what is free"),
     "completion": ("completion", "Print the completion script of a shell"),

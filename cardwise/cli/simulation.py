@@ -12,19 +12,16 @@ from typing import Any
 import click
 
 from cardwise.cli import console
-from cardwise.cli.cluster import liveworkload, whatif
+from cardwise.cli.cluster import engine, liveworkload, whatif
 from cardwise.cli.cluster.liveworkload import LiveWorkload
 from cardwise.cli.render import plotting, replays
-from cardwise.core.api import names
 from cardwise.core.api.cards import Card
 from cardwise.core.api.policies import CARD_POLICIES
-from cardwise.core.placement.scored.workload import InvalidWorkload
 from cardwise.core.values.quantity import Unit
 from cardwise.kube.client import KubeClient
 from cardwise.simulation import runs, summary, traces
 from cardwise.simulation.churn import expected_arrivals as expected_churn_arrivals
 from cardwise.simulation.churn import simulate_churn
-from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.defaults import DEMAND
 from cardwise.simulation.fill import OnProgress, expected_arrivals, simulate_fill
 from cardwise.simulation.runs import SimulationRun
@@ -242,10 +239,9 @@ def _count_fits(live: LiveWorkload, world: _SimulatedWorld, settings: Simulation
     counts_by_policy = []
     shapes = [shape for _, shape in world.extra_shapes]
     for policy in settings.policy or CARD_POLICIES:
-        cluster = SimulatedCluster(live.nodes, policy)
-        for holding in live.holdings:
-            cluster.add_assigned_pod(holding)
-        _set_workload(cluster, live, shapes)
+        cluster, note = engine.simulate_present(live, policy, live.holdings, shapes)
+        if note:
+            console.print_text(f"note: {note}", err=True)
         counts_by_policy.append((policy, cluster.count_fitting(shapes, world.added_nodes)))
     fits = [
         (name, policy, counts[i])
@@ -260,18 +256,6 @@ def _count_fits(live: LiveWorkload, world: _SimulatedWorld, settings: Simulation
     ]
     runs = [dict(zip(keys, (name, policy, *counts), strict=False)) for name, policy, counts in fits]
     return _Outcome(replays.format_fitting_counts(fits), rows, runs, lambda _: {})
-
-
-def _set_workload(cluster: SimulatedCluster, live: LiveWorkload, shapes: Sequence[PodShape]) -> None:
-    """Set the expected workload: the one that the extender has learned, else the present pods, else `shapes`."""
-    if live.learned_workload:
-        try:
-            cluster.load_workload(live.learned_workload)
-        except InvalidWorkload as error:
-            console.print_text(f"note: the ConfigMap {names.WORKLOAD} is not used: {error}", err=True)
-        else:
-            return
-    cluster.set_workload([pod.shape for pod in live.pods] or shapes)
 
 
 def _print_outcome(outcome: _Outcome, world: _SimulatedWorld, settings: SimulationOptions) -> None:

@@ -17,6 +17,7 @@ from tests.cli.clusters import Cluster, lists, waiting
 from tests.fakes.apiserver import Fault
 
 COMMANDS = {
+    "advise": ["advise", "-n", "team-a"],
     "bundle": ["bundle", "FILE"],
     "classes": ["classes"],
     "cordon": ["cordon", "n1/0"],

@@ -3,15 +3,40 @@
 Imports numpy, so import this module only when it is needed.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from cardwise.core.api import policies
+from cardwise.cli.cluster.liveworkload import LiveWorkload
+from cardwise.core.api import names, policies
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.workload import InvalidWorkload, learn_workload
-from cardwise.simulation.workload import UNLIMITED_LOAD
+from cardwise.simulation.cluster import SimulatedCluster
+from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape
+
+
+def simulate_present(
+    live: LiveWorkload, policy: str, holdings: Iterable[Holding], shapes: Sequence[PodShape]
+) -> tuple[SimulatedCluster, str]:
+    """The cluster with these holdings, under a policy. Returns it with a note; "" if there is nothing to say.
+
+    shapes: the pods that the policy expects if neither the extender has learned a workload nor pods are there.
+    """
+    cluster = SimulatedCluster(live.nodes, policy)
+    for holding in holdings:
+        cluster.add_assigned_pod(holding)
+    note = ""
+    if live.learned_workload:
+        try:
+            cluster.load_workload(live.learned_workload)
+        except InvalidWorkload as error:
+            note = f"the ConfigMap {names.WORKLOAD} is not used: {error}"
+        else:
+            return cluster, note
+    cluster.set_workload([pod.shape for pod in live.pods] or shapes)
+    return cluster, note
 
 
 class ClusterEngine(Engine):

@@ -273,7 +273,7 @@ def _measure_usage(
 ) -> dict[tuple[str, str, str], int]:
     """Read the MiB that the MPS managers of these nodes measure; {} without managers, or without the right to read."""
     try:
-        managers = _list_manager_pods(client, cardwise_namespace)
+        managers = list_manager_pods(client, cardwise_namespace)
     except errors.KubeError as error:
         notes.append(
             f"usage not measured: the MPS managers cannot be listed in namespace {cardwise_namespace}: "
@@ -297,7 +297,7 @@ def _measure_usage(
     return usage
 
 
-def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[str, str]:
+def list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[str, str]:
     """List the names of the managers' pods, by node."""
     pods = client.list_as(
         paths.pods(cardwise_namespace), wire.ListOf[Pod], _CACHED_LIST_QUERY | {"labelSelector": _MANAGER_SELECTOR}, 0
@@ -308,12 +308,20 @@ def _list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[s
 def _read_manager_usage(
     client: KubeClient, cardwise_namespace: str, manager: str
 ) -> dict[tuple[str, str, str], int] | errors.KubeError:
-    """Read the metrics of a manager through the API server's proxy. The user needs the right to get `pods/proxy`."""
-    path = paths.pods(cardwise_namespace, f"{manager}:{_METRICS_PORT}", "proxy", "metrics")
+    """Read the metrics of a manager."""
     try:
-        return parse_usage(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))
+        return parse_usage(read_manager(client, cardwise_namespace, manager, "/metrics").decode("utf-8", "replace"))
     except errors.KubeError as error:
         return error
+
+
+def read_manager(client: KubeClient, cardwise_namespace: str, manager: str, path: str) -> bytes:
+    """Read a page of a manager through the API server's proxy. The user needs the right to get `pods/proxy`.
+
+    Raises KubeError.
+    """
+    proxied_path = paths.pods(cardwise_namespace, f"{manager}:{_METRICS_PORT}", "proxy", path.removeprefix("/"))
+    return client.request("GET", proxied_path, timeout=_PROXY_SECONDS)
 
 
 def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
