@@ -2,7 +2,7 @@
 
 A share must cover the peak, since more is refused or taken from neighbours. So the recommended share is the peak with a
 margin. An example: a pod has 24,000 MiB, and its largest minute was 9,000. With a margin of 15 % that is 10,350 MiB,
-rounded up 10,368. The effect is computed by the extender's engine: it places the workload's pods anew with that share,
+rounded up 10,368. The effect is computed by the extender's engine: it places the workload's pods again with that share,
 and counts the GPUs that are empty then, and the pods of the new share that still fit.
 
 Imports numpy, so import this module only when it is needed.

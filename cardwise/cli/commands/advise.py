@@ -27,7 +27,7 @@ _HELP: Final = """Show what each workload requests and uses of GPUs, and recomme
     placement. Nothing is changed.
 
     Use is what the nodes' MPS managers have measured in the last hours, at most six; a manager that restarts begins
-    anew. So give a workload time to meet its peak.
+    again. So give a workload time to meet its peak.
 
     \b
     cardwise advise                             the workloads of the namespace
