@@ -40,7 +40,7 @@ class Advice:
     requested: its share of each GPU; the largest of its pods.
     recommended: the share that fits; equal to `requested` if nothing should change.
     framework: the recognised framework.
-    reason: why nothing or nothing else is recommended; "" without a reason.
+    reason: why nothing or nothing else is recommended; None without a reason.
     """
 
     workload: str
@@ -53,7 +53,7 @@ class Advice:
     peak: int | None
     recommended: int | None
     framework: Framework | None
-    reason: str = ""
+    reason: str | None = None
 
     @property
     def is_change(self) -> bool:
@@ -138,7 +138,9 @@ def _advise_container(
     )
 
 
-def _recommend(requested: int, peak: int | None, framework: Framework | None, margin: float) -> tuple[int | None, str]:
+def _recommend(
+    requested: int, peak: int | None, framework: Framework | None, margin: float
+) -> tuple[int | None, str | None]:
     """The recommended share, and why it is not what the peak suggests."""
     if peak is None:
         return None, "its use is unknown"
@@ -151,8 +153,8 @@ def _recommend(requested: int, peak: int | None, framework: Framework | None, ma
         needed = max(needed, framework.start_mib)
     # Without MPS the context of a program comes on top of its share (docs/reference/frameworks.md).
     if requested <= needed and peak <= requested + mps.MAX_CONTEXT_MIB:
-        return requested, ""
-    return int(needed), ""
+        return requested, None
+    return int(needed), None
 
 
 def compute_effect(

@@ -19,15 +19,15 @@ from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape
 
 def simulate_present(
     live: LiveWorkload, policy: str, holdings: Iterable[Holding], shapes: Sequence[PodShape]
-) -> tuple[SimulatedCluster, str]:
-    """The cluster with these holdings, under a policy. Returns it with a note; "" if there is nothing to say.
+) -> tuple[SimulatedCluster, str | None]:
+    """The cluster with these holdings, under a policy. Returns it with a note; None if there is nothing to say.
 
     shapes: the pods that the policy expects if neither the extender has learned a workload nor pods are there.
     """
     cluster = SimulatedCluster(live.nodes, policy)
     for holding in holdings:
         cluster.add_assigned_pod(holding)
-    note = ""
+    note = None
     if live.learned_workload:
         try:
             cluster.load_workload(live.learned_workload)

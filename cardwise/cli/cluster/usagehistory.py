@@ -17,6 +17,13 @@ _MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
 _MAX_LISTED = 3  # maximum number of nodes that a note names
 
 
+@dataclass(frozen=True, slots=True)
+class _UnreadableReport:
+    """A manager's report could not be read. `problem`: why."""
+
+    problem: str
+
+
 @dataclass(slots=True)
 class UsageHistory:
     """The reports of the nodes. `notes`: what could not be read."""
@@ -42,9 +49,9 @@ def read_history(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) 
     with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
         answers = pool.map(lambda pod: _read_report(client, cardwise_namespace, pod), managers.values())
         for node, answer in zip(managers, answers, strict=True):
-            if isinstance(answer, str):
+            if isinstance(answer, _UnreadableReport):
                 failed_nodes.append(node)
-                last_problem = answer
+                last_problem = answer.problem
             else:
                 history.reports.append(answer)
     if failed_nodes:
@@ -53,11 +60,11 @@ def read_history(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) 
     return history
 
 
-def _read_report(client: KubeClient, cardwise_namespace: str, manager: str) -> UsageReport | str:
-    """The report of a manager; the problem if it cannot be read."""
+def _read_report(client: KubeClient, cardwise_namespace: str, manager: str) -> UsageReport | _UnreadableReport:
+    """The report of a manager."""
     try:
         return usagereport.decode_report(usage.read_manager(client, cardwise_namespace, manager, usagereport.PATH))
     except errors.KubeError as error:
-        return error.message or error.reason
+        return _UnreadableReport(error.message or error.reason)
     except msgspec.MsgspecError as error:
-        return f"its MPS manager sent an unreadable report ({error})"
+        return _UnreadableReport(f"its MPS manager sent an unreadable report ({error})")

@@ -153,14 +153,14 @@ def test_a_node_that_does_not_answer_is_named(monkeypatch, api):
 @pytest.mark.parametrize(
     ("requested", "peaks", "image", "recommended", "reason"),
     [
-        (40000, {9000: 60}, "", 10368, ""),
-        (10000, {9000: 60}, "", 10000, ""),  # with the margin it needs no less
-        (8138, {8684: 60}, "", 8138, ""),  # full, and the context on top
-        (8138, {9684: 60}, "", 11200, ""),
+        (40000, {9000: 60}, "", 10368, None),
+        (10000, {9000: 60}, "", 10000, None),  # with the margin it needs no less
+        (8138, {8684: 60}, "", 8138, None),  # full, and the context on top
+        (8138, {9684: 60}, "", 11200, None),
         (8138, {}, "", None, "its use is unknown"),
         (8138, {0: 60}, "", None, "it has not used its GPU"),
-        (8138, {100: 60}, "pytorch/pytorch:2.11", 544, ""),
-        (8138, {100: 60}, "", 128, ""),
+        (8138, {100: 60}, "pytorch/pytorch:2.11", 544, None),
+        (8138, {100: 60}, "", 128, None),
     ],
 )
 def test_the_share_covers_the_peak_with_a_margin(requested, peaks, image, recommended, reason):
