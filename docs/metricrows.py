@@ -38,8 +38,7 @@ def rows_by_part(root: Path) -> dict[str, list[MetricRow]]:
 
 
 def _rows_below(folder: Path) -> list[MetricRow]:
-    # The share agent's metrics are of a pod: docs/reference/agent.md.
-    return [row for path in sorted(folder.rglob("*.py")) if "agent" not in path.parts for row in _rows_in(path)]
+    return [row for path in sorted(folder.rglob("*.py")) for row in _rows_in(path)]
 
 
 def _rows_in(path: Path) -> Iterator[MetricRow]:

@@ -17,7 +17,6 @@ each container, serves it on a socket beside the file, and delays the pod's cont
 Environment:
   {shareagent.ASSIGNMENT_ENV}          the pod's assignment; written by the device plugin
   {shareagent.WAIT_ENV}            Ready: wait for MPS; written by the device plugin
-  {shareagent.METRICS_PORT_ENV}  port of /metrics on the pod's address; 0, the default, for none
   {shareagent.HOOK_ENV}          anything: install the frameworks' hook for the pod's containers; written by the webhook
   {shareagent.FOLDER_ENV}        where to write [{shareagent.FOLDER}]
   {shareagent.MPS_ROOT_ENV}      where the node's MPS folders are mounted [{shareagent.MPS_ROOT}]

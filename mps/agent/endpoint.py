@@ -72,13 +72,6 @@ class Endpoint:
             raise
         self._add_listener(listener, name)
 
-    def listen_tcp(self, port: int, name: str) -> int:
-        """Listen on all addresses; port 0 takes any port. Returns the port. Raises OSError."""
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        listener = socket.create_server(("", port), family=family, dualstack_ipv6=family is socket.AF_INET6)
-        self._add_listener(listener, name)
-        return int(listener.getsockname()[1])
-
     def serve(self, seconds: float) -> None:
         """Serve requests for this many seconds."""
         end = self._clock.now() + seconds

@@ -25,7 +25,6 @@ _READY_SECONDS = 5.0
 _FOLDER_MODE = 0o755
 _FILE_MODE = 0o644
 _POD_LISTENER = ""  # the name of the listeners that serve the whole pod
-_METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _EXIT_BAD_SETTING = 2
 
 
@@ -46,11 +45,10 @@ class ShareAgent:
         self._readiness: dict[str, CardReadiness] = {}
         self._enforced_by = dict.fromkeys(settings.shares, podshares.UNKNOWN_ENFORCEMENT)
         self._unwritten = set(settings.shares)
-        self._unbound_listeners: dict[Path | int, str] = {
+        self._unbound_listeners: dict[Path, str] = {
             **{folder / key / shareagent.SOCKET_FILE: key for key in settings.shares},
             # The last one: once this socket answers, all other sockets answer too.
             folder / shareagent.SOCKET_FILE: _POD_LISTENER,
-            **({settings.port: _POD_LISTENER} if settings.port else {}),
         }
         self._logged_problems: dict[str, str] = {}
         self._hook_problem = "the frameworks' hook is not installed yet" if installs_hook else ""
@@ -137,10 +135,7 @@ class ShareAgent:
     def _listen(self) -> None:
         for address, name in list(self._unbound_listeners.items()):
             try:
-                if isinstance(address, int):
-                    self._endpoint.listen_tcp(address, name)
-                else:
-                    self._endpoint.listen_unix(address, name)
+                self._endpoint.listen_unix(address, name)
             except OSError as error:
                 self._log_problem(f"failed to listen at {address}", error)
             else:
@@ -157,13 +152,10 @@ class ShareAgent:
             case "/share" if listener != _POD_LISTENER:
                 body = podshares.build_document(self._settings.shares[listener], self._enforced_by[listener])
                 return Response(200, body + "\n", "application/json")
-            case "/metrics":
-                body = podshares.format_metrics(self._settings, self._enforced_by, self._readiness, ready=self._ready)
-                return Response(200, body, _METRICS_CONTENT_TYPE)
             case "/readyz":
                 body = "".join(f"{problem}\n" for problem in self._unready_reasons()) or "ok\n"
                 return Response(200 if self._ready else 503, body)
-        return Response(404, "supported: /share (on a container's own socket), /metrics and /readyz\n")
+        return Response(404, "supported: /share (on a container's own socket) and /readyz\n")
 
 
 def run(environ: Mapping[str, str]) -> NoReturn:

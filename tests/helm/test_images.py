@@ -122,8 +122,8 @@ def test_the_agent_in_its_image_uses_less_than_16_mib(agent: Path) -> None:
                 client.settimeout(10.0)
                 # The file is there a moment before the agent listens.
                 assert wait_for(lambda: client.connect_ex(str(folder / shareagent.SOCKET_FILE)) == 0)
-                client.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-                assert client.recv(4096).startswith(b"HTTP/1.1 200")
+                client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+                assert client.recv(4096).startswith(b"HTTP/1.1 503"), "it waits for MPS"
             status = Path(f"/proc/{process.pid}/status").read_text()
         finally:
             process.kill()

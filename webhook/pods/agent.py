@@ -261,14 +261,7 @@ def _agent_container(
 
     app_containers, other_init: the pod's containers and its other init containers.
     """
-    other_containers = [*other_init, *app_containers]
     running = [*(container for container in other_init if container.get("restartPolicy") == "Always"), *app_containers]
-    port_used = any(
-        port.get("containerPort") == shareagent.METRICS_PORT
-        for container in other_containers
-        for port in container.get("ports") or ()
-    )
-    port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
     resources = _agent_amounts(spec, present_agent, running, bounds)
     return {
         "name": shareagent.CONTAINER_NAME,
@@ -278,7 +271,6 @@ def _agent_container(
         "restartPolicy": "Always",
         "env": [
             env_from_annotation(shareagent.ASSIGNMENT_ENV, names.ASSIGNMENT),
-            {"name": shareagent.METRICS_PORT_ENV, "value": str(port)},
             *([{"name": shareagent.HOOK_ENV, "value": "true"}] if hook else []),
         ],
         "resources": {kind: amounts for kind, amounts in resources.items() if amounts},  # `resources` adds the slot

@@ -12,7 +12,6 @@ VOLUME_NAME: Final = "cardwise-share"
 # Environment of the agent.
 ASSIGNMENT_ENV: Final = "CARDWISE_ASSIGNMENT"  # the pod's assignment, in the annotation's format
 WAIT_ENV: Final = "CARDWISE_MPS_WAIT"  # the state of MPS for which the agent waits: Ready, or "" for none
-METRICS_PORT_ENV: Final = "CARDWISE_AGENT_METRICS_PORT"
 HOOK_ENV: Final = "CARDWISE_AGENT_HOOK"  # with any value, the agent installs the frameworks' hook before it is ready
 
 # Paths in the agent's container. An app container has at FOLDER only the folder that is named by the container's key.
@@ -22,8 +21,6 @@ SHARE_FILE: Final = "share.json"
 SOCKET_FILE: Final = "agent.sock"
 STARTED_FILE: Final = "started"  # a file that exists once PreStart let the pod start; only the node sees the file
 HOOK_FOLDER: Final = "python"  # next to the folders of the containers
-
-METRICS_PORT: Final = 19477
 
 # Environment variables that replace FOLDER and MPS_ROOT, for tests and trials.
 FOLDER_ENV: Final = "CARDWISE_AGENT_FOLDER"

@@ -94,21 +94,18 @@ class Pod:
         self.env: dict[str, str] = {}
         self.agent: ShareAgent | None = None
 
-    def start(self, assignment_text: str, *, wait: bool = True, port: int = 0, hook: bool = False) -> "Pod":
-        self.environment(assignment_text, wait=wait, port=port, hook=hook)
+    def start(self, assignment_text: str, *, wait: bool = True, hook: bool = False) -> "Pod":
+        self.environment(assignment_text, wait=wait, hook=hook)
         self.agent = ShareAgent(
             podshares.parse_settings(self.env), self.folder, self.root, installs_hook=hook, clock=self.clock
         )
         self._next = self.agent.refresh_share()
         return self
 
-    def environment(
-        self, assignment_text: str, *, wait: bool = True, port: int = 0, hook: bool = False
-    ) -> dict[str, str]:
+    def environment(self, assignment_text: str, *, wait: bool = True, hook: bool = False) -> dict[str, str]:
         self.env = {
             shareagent.ASSIGNMENT_ENV: assignment_text,
             shareagent.WAIT_ENV: MpsState.READY if wait else "",
-            shareagent.METRICS_PORT_ENV: str(port),
             shareagent.FOLDER_ENV: str(self.folder),
             shareagent.MPS_ROOT_ENV: str(self.root),
             "PATH": os.environ["PATH"],

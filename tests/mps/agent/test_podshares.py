@@ -1,15 +1,11 @@
 """What a container is told, and what the agent does not start with."""
 
-import json
-
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from cardwise.core.api import shareagent
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus.mpsfiles import CardReadiness
 from cardwise.share import reading
 from mps.agent import podshares
 from tests.mps.agent.pods import ONE, TWO, assignment, share
@@ -65,39 +61,9 @@ def test_a_card_must_allow_the_largest_share_of_the_pod_there():
         (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}', "containers: none"),
         (shareagent.ASSIGNMENT_ENV, '{"v":1,"containers":{"../x":[[0,"GPU-1",1,0,1]]}}', "../x"),
         (shareagent.WAIT_ENV, "Off", "not a state to wait for"),
-        (shareagent.METRICS_PORT_ENV, "65536", "not a port"),
-        (shareagent.METRICS_PORT_ENV, "-1", "not a port"),
-        (shareagent.METRICS_PORT_ENV, "http", "not a port"),
     ],
 )
 def test_what_it_does_not_start_with(name, text, problem):
     with pytest.raises(InvalidRequest, match=problem) as refused:
         settings_of(**{name: text})
     assert refused.value.field == name
-
-
-def test_metrics_that_prometheus_reads():
-    odd = 'GPU-"1\\'
-    settings = settings_of(**{shareagent.ASSIGNMENT_ENV: assignment(c0=[share(core=30)], c1=[share(TWO, 4069)])})
-    looks = {ONE: CardReadiness("", MpsState.READY), odd: CardReadiness("dead", None)}
-    text = podshares.format_metrics(settings, {"0": "mps", "1": ""}, looks, ready=True)
-    actual_share = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    assert actual_share == {
-        ("cardwise_share_limit_bytes", "0", "1", ONE): 8138 * 2**20,
-        ("cardwise_share_limit_bytes", "1", "2", TWO): 4069 * 2**20,
-        ("cardwise_share_gpu_bytes", "0", "1", ONE): 16276 * 2**20,
-        ("cardwise_share_gpu_bytes", "1", "2", TWO): 16276 * 2**20,
-        ("cardwise_share_fraction", "0", "1", ONE): 0.5,
-        ("cardwise_share_fraction", "1", "2", TWO): 0.25,
-        ("cardwise_share_core_percent", "0", "1", ONE): 30,
-        ("cardwise_share_enforced", "0", "mps"): 1,
-        ("cardwise_share_enforced", "1", "unknown"): 1,
-        ("cardwise_share_mps_usable", ONE): 1,
-        ("cardwise_share_mps_usable", odd): 0,
-        ("cardwise_agent_ready",): 1,
-    }
-    assert json.loads(podshares.build_document(settings.shares["0"], "mps"))["fraction"] == 0.5

@@ -50,7 +50,6 @@ def test_the_agent_is_as_the_contract_says() -> None:
                         "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations['cardwise.dev/assignment']"}
                     },
                 },
-                {"name": "CARDWISE_AGENT_METRICS_PORT", "value": "19477"},
             ],
             "resources": {"limits": {names.SHARE: "1"}},
             "volumeMounts": [{"name": "cardwise-share", "mountPath": FOLDER}],
@@ -259,19 +258,3 @@ def test_agent_name_is_refused_for_containers_with_a_share() -> None:
     assert "spec.containers[0].name: cardwise-agent is reserved" in judged(stored, settings=NEVER).message
     plain = build.pod(init=[build.container("cardwise-agent")], gpu_mem=1)
     assert names_of(admitted(plain, settings=NEVER)[0]) == ["cardwise-agent"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "ports", "port"),
-    [
-        ({}, [], "19477"),
-        ({"hostNetwork": True}, [], "0"),
-        ({}, [{"containerPort": 19477}], "0"),
-        ({"hostNetwork": False}, [{"containerPort": 80}], "19477"),
-    ],
-)
-def test_metrics_port_is_off_if_the_app_uses_it(spec: Json, ports: list[Json], port: str) -> None:
-    pod = build.pod(gpu_mem=1)
-    pod["spec"] |= spec
-    pod["spec"]["containers"][0]["ports"] = ports
-    assert env(agent(admitted(pod)[0]))[shareagent.METRICS_PORT_ENV]["value"] == port
