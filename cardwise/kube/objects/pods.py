@@ -1,7 +1,7 @@
 """Pods: their requests, their containers and the states of these, and how they use MPS."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import msgspec
