@@ -32,7 +32,7 @@ from mps.daemon.machine import DaemonPace
 from mps.daemon.termination import TerminatingPods
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
-from mps.host.availability import Availability, Cause, Obstacle, describe_pods_without_mps
+from mps.host.availability import Availability, Obstacle, describe_pods_without_mps
 from mps.host.control import CommandRefused, ControlError
 from mps.host.ownnode import OwnNode
 from mps.host.pods import (
@@ -170,7 +170,6 @@ class MpsManager:
             clock=clock,
         )
         self._obstacles: dict[Path, Obstacle] = {}  # by the folder of the daemon that they prevent
-        self._homes_awaiting_pods: set[Path] = set()  # folders of daemons that wait for the end of pods without MPS
         self._events = EventRecorder(client, "cardwise-mps", instance=settings.node, clock=clock)
         self._publication = MpsStatusPublisher(client, settings.node, self.statuses, clock)
         self._sampler = UseSampler(
@@ -444,11 +443,6 @@ class MpsManager:
             obstacle = None
         elif has_holders and obstacle is None and daemon.admits_without_mps:
             obstacle = describe_pods_without_mps(unit.uuids)
-            if unit.home not in self._homes_awaiting_pods:
-                self._report_obstacle(unit, obstacle)
-                self._homes_awaiting_pods.add(unit.home)
-        if obstacle is None or obstacle.cause is not Cause.PODS:
-            self._homes_awaiting_pods.discard(unit.home)
         metrics.set_unavailable(unit.name, obstacle.cause if obstacle is not None else None)
         if obstacle is not None:
             daemon.set_unavailable(obstacle.reason)
