@@ -467,6 +467,25 @@ class Machine(Extenders):
             self.world.do("tries", choice=pod, to=0)
             self.world.do("passes", seconds=0.25, stride=0.25)
 
+    @rule(first=st.booleans(), second=st.booleans(), members=st.integers(0, 2), stops=st.booleans())
+    def small_ones_of_two_namespaces(self, first, second, members, stops):
+        """The pods would fit on one card if every pod shared it. Some are a gang; the extender may stop meanwhile."""
+        leader = self._calm()
+        self.world.do("clears")
+        for namespace, exclusive in [("default", first), ("team", second)] * 2:
+            pod = self._creates(gpu_mem=LITTLE, namespace=namespace, **(EXCLUSIVE if exclusive else {}))
+            self.world.do("tries", choice=pod, to=0)
+            if stops:
+                self.world.do("is_killed", extender=leader)
+                self.world.do("starts", extender=leader)
+            self.world.do("passes", seconds=0.25, stride=0.25)
+        self.gangs += bool(members)
+        for _ in range(members):
+            self._creates(gpu_mem=LITTLE, gang=f"g{self.gangs}", minimum=members, **EXCLUSIVE)
+        self.world.do("passes", seconds=1.0, stride=0.25)
+        self.the_scheduler_tries_all(0)
+        self.world.do("passes", seconds=1.0, stride=0.25)
+
     @rule(cores=st.sampled_from([60, 100]), whole=st.booleans())
     def all_but_cores_fit(self, cores, whole):
         """The cores of all cards are used, or one pod holds the whole card."""
