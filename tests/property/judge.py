@@ -135,11 +135,12 @@ class Judge:
         wanted = class_of(pod)
         if wanted and card.model not in self._world.classes[wanted]:
             return False
+        if names.WHOLE_GPU in limits_of(pod):
+            return True  # a whole card meets each demand, and runs without MPS
         isolation = isolation_of(pod)
         if isolation == "mps" and not card.mps:
             return False
-        several = max(split_of(pod), limits_of(pod).get(names.WHOLE_GPU, 1)) > 1
-        return isolation == "none" or not card.mps or not several
+        return isolation == "none" or not card.mps or split_of(pod) == 1
 
     def _came(self, gang: tuple[str, str]) -> list[Json]:
         """The members that have reached bind, where all members that do not run yet wait for each other."""
