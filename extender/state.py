@@ -462,6 +462,7 @@ class State:
             if phase is Phase.ALLOCATED:
                 self._claimed.mark_allocated(uid)
             if phase is None:
+                self._claimed.forget_refusal(uid)
                 self.gangs.mark_unposted(uid)
             else:
                 self.gangs.mark_posted(uid)

@@ -123,7 +123,8 @@ class ClaimedPods:
         self._keys_by_pod: dict[str, str] = {}  # by the UID of the pod that owns the claim, the claim's key
         self._deleted: dict[str, None] = {}  # UIDs of claims that this process has deleted and that the watch shows
         self._attempts: dict[str, _Attempts] = {}  # by UID of a pending pod
-        self._refused: dict[str, _Refusal] = {}  # by UID of pods whose row is UNCONFIRMED since a refusal
+        # By UID of pods whose row is UNCONFIRMED since a refusal, or BINDING: a gang is refused while it is published.
+        self._refused: dict[str, _Refusal] = {}
         self._bound: set[str] = set()  # UIDs of bound pods that need a claim
         self._lost = Deadlines()  # by UID of a bound pod without an allocated claim, when to restore the claim
         self._to_restore: dict[str, None] = {}  # UIDs of bound pods whose claims must be restored now
@@ -270,8 +271,16 @@ class ClaimedPods:
 
     # Outcomes.
 
+    def forget_refusal(self, uid: str) -> None:
+        """Record that nothing was written for the pod: a refusal was that of an earlier attempt."""
+        self._refused.pop(uid, None)
+
     def mark_allocated(self, uid: str) -> None:
         """Record that this process has allocated the pod's claim and opened its gate."""
+        claim = self._claim_of(uid)
+        if self._refused.pop(uid, None) is not None and (claim is None or not claim.is_allocated):
+            self._on_refused(uid, _Refusal("kube-scheduler has deallocated the claim; another node is chosen"))
+            return
         attempts, pod = self._attempts.get(uid), self._pods.get(uid)
         if attempts is not None and pod is not None:
             attempts.refused_before, attempts.refused_since = pod.refused, _FOREVER
@@ -522,6 +531,6 @@ class ClaimedPods:
 
     def _on_refused(self, uid: str, refusal: _Refusal) -> None:
         row = self._reservations.get(uid)
-        if row is not None and row.phase is Phase.ALLOCATED:
+        if row is not None and row.phase in (Phase.BINDING, Phase.ALLOCATED):
             self._refused[uid] = refusal
             self._reservations.mark_claim_rejected(uid)

@@ -224,6 +224,8 @@ class ClaimTakeBack:
     def _fence_claim(self, claim: ClaimRecord) -> errors.KubeError | None:
         path = paths.resourceclaims(claim.namespace, claim.name)
         try:
+            if claim.allocation is not None and self._is_gate_open(claim.pod):
+                return None  # a row follows the claim as soon as the watch shows the gate open
             self._client.delete(path, _version_of(claim).delete_options, timeout=_TIMEOUT)
         except errors.NotFound:
             pass  # the claim is gone
@@ -232,6 +234,14 @@ class ClaimTakeBack:
         with self._state.claimed_pods() as claimed:
             claimed.mark_claim_deleted(claim.pod.uid, claim.uid)
         return None
+
+
+    def _is_gate_open(self, pod: PodRef) -> bool:
+        """Fence the pod, so that no gate opens later. Returns whether it was open. Raises KubeError."""
+        annotations = {names.LEADER_EPOCH: str(self._clock.wall_ns())}
+        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        manifest = self._client.patch(paths.pods(pod.namespace, pod.name, "status"), body, timeout=_TIMEOUT)
+        return not claimwriter.has_gate(manifest)
 
 
 def _version_of(claim: ClaimRecord) -> ClaimVersion:

@@ -369,8 +369,8 @@ def test_pods_of_lower_priority_are_evicted_for_their_gpu():
         assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p2"]
 
 
-def test_a_gate_that_a_former_leader_opens_late_finds_no_claim():
-    """The next leader has deleted the claim, and has given the GPU to a pod that comes first."""
+def test_a_gate_that_a_former_leader_opens_late_stays_closed():
+    """The next leader has fenced the pod and deleted the claim, and has given the GPU to a pod that comes first."""
     with world_of({"n1": [P100]}) as world:
 
         def delay(_call):
@@ -386,9 +386,54 @@ def test_a_gate_that_a_former_leader_opens_late_finds_no_claim():
         while world.allocation_of(pod_of(world, "p2")) is None:
             passes(world, 0.2)  # no longer: then the node is removed from the status of p1, which is a write, too
         world.do("arrives", choice=0, behind=True)
-        assert not pod_of(world)["spec"]["schedulingGates"], "the late write has opened the gate"
+        assert pod_of(world)["spec"]["schedulingGates"], "the late write has opened the gate"
         work(world)
         assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p2"]
+
+
+def test_a_gate_that_is_opened_while_a_new_leader_fences_has_no_effect():
+    """The late write arrives just before the new leader deletes the claim."""
+    with world_of() as world:
+
+        def delay(_call):
+            world.standing = 1
+
+        world.api.after_request(delay, "patch", "*/resourceclaims/*", times=1)
+        world.do("creates", gpu_mem=P100)
+        passes(world, 0.2)
+        world.do("is_killed", extender=0)
+        gates = []
+
+        def arrive(_call):
+            world.do("arrives", choice=0, behind=True)
+            gates.append(pod_of(world)["spec"].get("schedulingGates"))
+
+        world.api.before_request(arrive, "delete", "*/resourceclaims/*", times=1)
+        world.do("starts", extender=1)
+        passes(world, 6.0)
+        assert gates[0], "the late write has opened the gate"
+        work(world)
+        assert node_of(pod_of(world))
+
+
+def test_a_member_that_is_refused_while_its_gang_is_published_is_planned_again_at_once():
+    """kube-scheduler tries the first member before the gate of the second is open."""
+    with world_of(NODES | {"n3": [P100]}) as world:
+        refused = []
+
+        def refuse(_call):
+            while pod_of(world)["spec"]["schedulingGates"]:
+                world.clock.sleep(0.05)
+            refused.append(world.allocation_of(pod_of(world)).node)
+            world._deallocate(pod_of(world), world.api.client(user_agent="kube-scheduler"))
+            world.clock.sleep(0.3)
+
+        world.api.before_request(refuse, "patch", "*/pods/p2", times=1)
+        a_gang(world)
+        passes(world, 4.0)
+        allocation = world.allocation_of(pod_of(world))
+        assert allocation is not None
+        assert [allocation.node] != refused != []
 
 
 def test_a_gate_that_a_former_leader_opens_late_never_meets_the_claim_of_the_next():
