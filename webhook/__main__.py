@@ -58,7 +58,7 @@ from webhook.templates.spellings import NvidiaGpu
 
 _log = structlog.get_logger(__name__)
 
-_THREADS = 5  # one address may use four of them, and one namespace two
+_THREADS = 4
 LIFETIMES, CHECK_SECONDS = tls.Lifetimes(), tls.CHECK_INTERVAL_SECONDS  # of the certificates
 _EXEMPT_NAMESPACES = ("kube-system", names.NAMESPACE)
 

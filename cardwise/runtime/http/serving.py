@@ -38,7 +38,7 @@ _CHECK_SECONDS = 0.25
 _MAX_MISSED_BEATS = 9
 _CHECKS_FOR_THE_LOG = 2  # checks between the two signals, in which the process logs the stacks of its threads
 _RELOAD_SECONDS = 5.0  # seconds after which unreadable TLS files are loaded again, even if they have not changed
-_PROMPT_THREADS = 5  # threads for `Server.prompt`: one address may use four of them, and one owner of calls two
+_PROMPT_THREADS = 4  # threads for `Server.prompt`: one address may use three of them, and one owner of calls two
 # On these signals gunicorn would start a second worker or master beside the first. Then there would be two ledgers, and
 # no port for the second health server. A closing terminal sends SIGHUP to all processes.
 _IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)

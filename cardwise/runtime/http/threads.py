@@ -10,10 +10,10 @@ or namespaces it has. An API server calls for the whole cluster, but has the sam
 a client certificate, the API server cannot be told apart from other clients, and a client can put any namespace into
 its call. So neither an API server nor a namespace gets extra time. But the call of an address that uses less than its
 share starts as soon as a thread is free. Of T threads, the calls of one address occupy at most T - 1, so a thread is
-left for the first call of another address. In the same way, the last two threads of an address are for owners without
-a running call. Example with five threads: an address may use four; its owner A uses two, owner B one, and one is left
-for owner C. So if N other addresses attack, pods are created without extra delay, provided that the API server's calls
-need less than 1/(N + 1) of the CPU. If certificates are required (`webhook.clientCA`), other addresses cannot call.
+left for the first call of another address. In the same way, the calls of one owner occupy at most T - 2 threads. So a
+thread is left for another owner of the same address. So if N other addresses attack, pods are created without extra
+delay, provided that the API server's calls need less than 1/(N + 1) of the CPU. If certificates are required
+(`webhook.clientCA`), other addresses cannot call.
 """
 
 import threading
@@ -25,8 +25,6 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.supervision import supervised_thread
 
-# The number of an address's threads that only owners without a running call may use: two owners leave one for a third.
-_THREADS_FOR_OTHER_OWNERS: Final = 2
 # Maximum number of threads that wait for the next call of their connection; at least two never wait so.
 _MAX_STAYING_THREADS: Final = 16
 _MIN_CHARGE: Final = 0.0005  # the minimum seconds that are charged for a call
@@ -48,15 +46,15 @@ class QueuedCall:
 class _Address:
     """The calls of one address, in a fair order of their owners (namespaces).
 
-    max_threads: maximum number of its calls that run at a time. The owner "" has no limit of its own.
+    max_of_owner: maximum number of calls of one owner that run at a time; the owner "" has no limit.
     running_calls: the running calls of each owner.
     """
 
-    def __init__(self, max_threads: int) -> None:
+    def __init__(self, max_of_owner: int) -> None:
         self.fair_order = FairQueueing(min_charge=_MIN_CHARGE)
         self.waiting_calls: dict[str, deque[QueuedCall]] = {}
         self.running_calls = Counter[str]()
-        self._max_threads = max_threads
+        self._max_of_owner = max_of_owner
 
     @property
     def is_ready(self) -> bool:
@@ -67,15 +65,8 @@ class _Address:
         return owner in self.waiting_calls and not self.has_max_of(owner)
 
     def has_max_of(self, owner: str) -> bool:
-        """Whether the owner has as many running calls as it may have now."""
-        if not owner or owner not in self.running_calls:
-            return False
-        return self.running_calls.total() >= self._max_threads - _THREADS_FOR_OTHER_OWNERS
-
-    @property
-    def has_max(self) -> bool:
-        """Whether the address has as many running calls as it may have."""
-        return self.running_calls.total() >= self._max_threads
+        """Whether the owner has as many running calls as it may have."""
+        return bool(owner) and self.running_calls[owner] >= self._max_of_owner
 
     def add_call(self, call: QueuedCall) -> None:
         self.waiting_calls.setdefault(call.owner, deque()).append(call)
@@ -104,22 +95,21 @@ class _Address:
         return call
 
     def finish_call(self, call: QueuedCall) -> None:
-        """Record that a running call has ended. Then a next call of an owner with running calls may begin."""
-        for owner in self.running_calls:
-            if owner in self.waiting_calls:
-                self.fair_order.enqueue(owner)
+        """Record that a running call has ended. Then the owner's next call may begin."""
         self.running_calls[call.owner] -= 1
         if not self.running_calls[call.owner]:
             del self.running_calls[call.owner]
+        if call.owner in self.waiting_calls:
+            self.fair_order.enqueue(call.owner)
 
 
 class CallThreads:
     """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
     With more calls than threads, all client addresses get the same time, and within an address all owners of its calls.
-    At least one thread is never used by calls of one address, and the last two threads of an address are for owners
-    without a running call. So other addresses and owners do not wait for calls that take long. Calls without
-    an address, from clients with a certificate, may use all threads; calls without an owner all threads of the address.
+    At least one thread is never used by calls of the same address, and at least two are never used by calls of the same
+    owner. So other addresses and owners do not wait for calls that take long. Two kinds of calls are not limited: calls
+    from clients with a certificate, which have no address here, and calls without an owner.
     """
 
     def __init__(self, name: str, max_threads: int, clock: Clock = SYSTEM) -> None:
@@ -127,6 +117,7 @@ class CallThreads:
         self._name = name
         self._clock = clock
         self._max_threads = self._unstarted = max_threads
+        self._max_of_address, self._max_of_owner = max(1, max_threads - 1), max(1, max_threads - 2)
         self._free = 0
         self._fair_order = FairQueueing(min_charge=_MIN_CHARGE)
         self._addresses: dict[str, _Address] = {}
@@ -144,16 +135,13 @@ class CallThreads:
             if self._waiting or not (self._free or self._unstarted):
                 return True
             calls = self._addresses.get(address)
-            return calls is not None and (calls.has_max or calls.has_max_of(owner))
+            return calls is not None and (self._has_max_of(address) or calls.has_max_of(owner))
 
     def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> QueuedCall:
         """Queue a call for the next free thread. `owner`: the owner of the call, for example a namespace."""
         call = QueuedCall(run, address, owner)
         with self._changed:
-            if address not in self._addresses:
-                max_threads = max(1, self._max_threads - 1) if address else self._max_threads
-                self._addresses[address] = _Address(max_threads)
-            self._addresses[address].add_call(call)
+            self._addresses.setdefault(address, _Address(self._max_of_owner)).add_call(call)
             self._fair_order.enqueue(address)
             self._waiting += 1
             if self._waiting <= self._free or not self._unstarted:
@@ -209,8 +197,11 @@ class CallThreads:
 
     def _is_ready(self, name: str) -> bool:
         """Whether a waiting call of the address may begin. The address may have no calls left."""
-        address = self._addresses.get(name)
-        return address is not None and not address.has_max and address.is_ready
+        return name in self._addresses and not self._has_max_of(name) and self._addresses[name].is_ready
+
+    def _has_max_of(self, name: str) -> bool:
+        """Whether the address has as many running calls as it may have."""
+        return bool(name) and self._addresses[name].running_calls.total() >= self._max_of_address
 
     def _finish(self, call: QueuedCall, cpu_seconds: float) -> None:
         self._charge(call, max(cpu_seconds, self._used_seconds(call, self._clock.now())))
