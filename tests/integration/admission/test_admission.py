@@ -105,6 +105,7 @@ WRITTEN_BY_USERS = {
     names.SHARE_AGENT: "never",
     names.FRAMEWORKS: "off",
     names.NO_DEFRAG: "true",
+    names.SHARE_WITH: "namespace",
 }
 
 

@@ -353,6 +353,8 @@ def test_writes_of_a_former_epoch(space: Space, accounts: Accounts) -> None:
     """
     extender, old = accounts.extender, token(space, epochs=-1)
     pod = gated(space, "p")
+    # The policy reads the Lease from a cache, and the extender of the tests may have started just now.
+    space.wait(lambda: _knows_epoch(space, extender, pod), "the policy knows the epoch", timeout=30)
     over = f"the leader epoch {old.split('/')[3]} of {old.split('/')[4]} is over"
     with refused("fencing", over):
         extender.create(claims_path(space), claims.new_claim(read(pod), share(), old))
@@ -372,6 +374,16 @@ def test_writes_of_a_former_epoch(space: Space, accounts: Accounts) -> None:
         open_gate(space, extender, pod)
 
 
+def _knows_epoch(space: Space, extender: KubeClient, pod: Json) -> bool:
+    """Whether the policy refuses a claim of the epoch before that of the Lease."""
+    stale = claims.new_claim(read(pod), share(), token(space, epochs=-1))
+    try:
+        extender.create(claims_path(space), stale, query={"dryRun": "All"})
+    except errors.KubeError as error:
+        return "is over" in str(error)
+    return False
+
+
 @contextmanager
 def at_epoch(space: Space, added_epochs: int) -> Iterator[None]:
     """Another leader has taken the Lease so many times since, and the policies know it."""
@@ -383,17 +395,8 @@ def at_epoch(space: Space, added_epochs: int) -> Iterator[None]:
     )
     extender = PatientClient.load(space.cluster.control_plane.kubeconfig("cardwise-extender"))
     probe = gated(space, "probe")
-    stale = claims.new_claim(read(probe), share(), token(space, epochs=-1))
-
-    def is_known() -> bool:
-        try:
-            extender.create(claims_path(space), stale, query={"dryRun": "All"})
-        except errors.KubeError as error:
-            return "is over" in str(error)
-        return False
-
     try:
-        space.wait(is_known, "the policy knows the new epoch", timeout=30)
+        space.wait(lambda: _knows_epoch(space, extender, probe), "the policy knows the new epoch", timeout=30)
         yield
     finally:
         extender.close()
