@@ -235,7 +235,6 @@ class ClaimTakeBack:
             claimed.mark_claim_deleted(claim.pod.uid, claim.uid)
         return None
 
-
     def _is_gate_open(self, pod: PodRef) -> bool:
         """Fence the pod, so that no gate opens later. Returns whether it was open. Raises KubeError."""
         annotations = {names.LEADER_EPOCH: str(self._clock.wall_ns())}
