@@ -351,20 +351,19 @@ def test_writes_of_a_former_epoch(space: Space, accounts: Accounts) -> None:
     """The claim, its allocation, and the pod's gate and assignment. A token of a later epoch is that of a Lease which
     the API server does not know yet.
     """
-    extender, old = accounts.extender, token(space, epochs=-1)
-    pod = gated(space, "p")
-    # The policy reads the Lease from a cache, and the extender of the tests may have started just now.
-    space.wait(lambda: _knows_epoch(space, extender, pod), "the policy knows the epoch", timeout=30)
-    over = f"the leader epoch {old.split('/')[3]} of {old.split('/')[4]} is over"
-    with refused("fencing", over):
-        extender.create(claims_path(space), claims.new_claim(read(pod), share(), old))
-    with refused("fencing", over):
-        open_gate(space, extender, pod, old)
-    claim = extender.create(claims_path(space), claims.new_claim(read(pod), share(), token(space, epochs=1)))
+    extender, pod = accounts.extender, gated(space, "p")
+    with at_epoch(space, 2, pod):  # the first Lease has no epoch before it
+        old = token(space, epochs=-1)
+        over = f"the leader epoch {old.split('/')[3]} of {old.split('/')[4]} is over"
+        with refused("fencing", over):
+            extender.create(claims_path(space), claims.new_claim(read(pod), share(), old))
+        with refused("fencing", over):
+            open_gate(space, extender, pod, old)
+        claim = extender.create(claims_path(space), claims.new_claim(read(pod), share(), token(space, epochs=1)))
     name = claim["metadata"]["name"]
     with pytest.raises(errors.Forbidden, match='cannot patch resource "resourceclaims"'):
         extender.patch(claims_path(space, name), {"metadata": {"annotations": {names.LEADER_EPOCH: old}}}, "merge")
-    with at_epoch(space, 2):
+    with at_epoch(space, 4, pod):
         status = claims.new_status(read(pod), share(), space.own_nodes[0], "2026-11-28T01:03:53Z")
         with refused("fencing", "is over"):
             extender.patch(claims_path(space, name, "status"), {"status": status}, "merge")
@@ -385,7 +384,7 @@ def _knows_epoch(space: Space, extender: KubeClient, pod: Json) -> bool:
 
 
 @contextmanager
-def at_epoch(space: Space, added_epochs: int) -> Iterator[None]:
+def at_epoch(space: Space, added_epochs: int, pod: Json) -> Iterator[None]:
     """Another leader has taken the Lease so many times since, and the policies know it."""
     path = paths.leases(names.NAMESPACE, names.LEASE)
     before = space.cluster.api.get(path)["spec"]
@@ -394,9 +393,8 @@ def at_epoch(space: Space, added_epochs: int) -> Iterator[None]:
         path, {"spec": {"leaseTransitions": epoch + added_epochs, "holderIdentity": "other"}}, "merge"
     )
     extender = PatientClient.load(space.cluster.control_plane.kubeconfig("cardwise-extender"))
-    probe = gated(space, "probe")
     try:
-        space.wait(lambda: _knows_epoch(space, extender, probe), "the policy knows the new epoch", timeout=30)
+        space.wait(lambda: _knows_epoch(space, extender, pod), "the policy knows the new epoch", timeout=30)
         yield
     finally:
         extender.close()
