@@ -42,6 +42,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, PatchKind
 from cardwise.kube.pods.nodeconstraints import REQUIRED_AFFINITY_FIELD, has_conditions
+from extender.leadership.fence import fencing_metadata
 from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 
@@ -294,9 +295,7 @@ class ClaimWriter:
 
         Returns the pod after that. Raises ClaimFailed.
         """
-        token = self._token(grant)
-        fence = f"{token}/{self._clock.wall_ns()}" if token else str(self._clock.wall_ns())
-        metadata: Json = {"uid": grant.pod.uid, "annotations": {names.LEADER_EPOCH: fence}}
+        metadata = fencing_metadata(grant.pod.uid, self._token(grant), self._clock)
         body: Json = {"metadata": metadata, "status": {"nominatedNodeName": grant.node}}
         path = paths.pods(grant.pod.namespace, grant.pod.name, "status")
         backoff, problem = Backoff(initial=0.05, cap=1.0), "the deadline passed"

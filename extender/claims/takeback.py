@@ -24,7 +24,7 @@ from extender.binding import claimwriter
 from extender.binding.claimwriter import ClaimFailed, ClaimGrant, ClaimVersion, ClaimWriter, PreparedGrant
 from extender.cache.claimed import TakeBack, in_parts
 from extender.cache.reservations import Phase
-from extender.leadership.fence import run_in_parallel
+from extender.leadership.fence import fencing_metadata, run_in_parallel
 from extender.records.claim import ClaimRecord
 from extender.records.podref import PodRef
 from extender.state import State
@@ -237,8 +237,7 @@ class ClaimTakeBack:
 
     def _is_gate_open(self, pod: PodRef) -> bool:
         """Fence the pod, so that no gate opens later. Returns whether it was open. Raises KubeError."""
-        annotations = {names.LEADER_EPOCH: str(self._clock.wall_ns())}
-        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        body = {"metadata": fencing_metadata(pod.uid, None, self._clock)}
         manifest = self._client.patch(paths.pods(pod.namespace, pod.name, "status"), body, timeout=_TIMEOUT)
         return not claimwriter.has_gate(manifest)
 

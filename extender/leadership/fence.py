@@ -94,11 +94,9 @@ class Fence:
 
         Raises KubeError if it is unknown whether the pod has changed.
 
-        The write uses the status subresource, since webhooks and policies of other projects rarely match it. The
-        annotation contains the time, because only a write with a change gives the pod a new resourceVersion.
+        The write uses the status subresource, since webhooks and policies of other projects rarely match it.
         """
-        annotation = f"{fencing_token}/{self._clock.wall_ns()}" if fencing_token else str(self._clock.wall_ns())
-        patch = {"metadata": {"uid": pod.uid, "annotations": {names.LEADER_EPOCH: annotation}}}
+        patch = {"metadata": fencing_metadata(pod.uid, fencing_token, self._clock)}
         path = paths.pods(pod.namespace, pod.name, "status")
         try:
             return _state_of(self._client.patch(path, patch, timeout=timeout), pod.uid)
@@ -215,6 +213,15 @@ class Fence:
             return _state_of(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)
         except errors.NotFound:
             return PodState.DELETED
+
+
+def fencing_metadata(uid: str, fencing_token: str | None, clock: Clock) -> dict[str, Any]:
+    """The metadata of a PATCH that fences the pod with this UID. `fencing_token`: as in `Fence.fence_pod`.
+
+    The annotation contains the time, because only a write with a change gives the pod a new resourceVersion.
+    """
+    annotation = f"{fencing_token}/{clock.wall_ns()}" if fencing_token else str(clock.wall_ns())
+    return {"uid": uid, "annotations": {names.LEADER_EPOCH: annotation}}
 
 
 def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
