@@ -6,5 +6,6 @@ Input: AdmissionReviews of the API server, and watch events. Output: JSON Patche
 
 The packages, in the order of imports (each imports only from packages after it): `server` (HTTP, reviews, decisions),
 `rules` (the rules for pods, in order), `quotas` (quotas and classes), `pods` (the modules of the rules), `templates`
-(bare names in workloads, spellings of names), `cluster` (the view of the cluster), `metrics`.
+(bare names in workloads, spellings of names), `cluster` (the view of the cluster), `metrics`,
+`deadline`.
 """

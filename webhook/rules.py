@@ -17,9 +17,10 @@ templates, ResourceQuotas and LimitRanges, the webhook changes two things: names
 without a unit (by `amounts.add_unit`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from webhook import deadline
 from webhook.pods import (
     agent,
     amounts,
@@ -88,21 +89,24 @@ ADVISE: Final[tuple[Rule, ...]] = (capacity.validate_offered_resources, annotati
 
 
 def mutate(pod: PodUnderReview, context: Context) -> None:
-    """Change the pod by all rules. Raises InvalidRequest, KubeError."""
-    for rule in MUTATE:
-        rule(pod, context)
+    """Change the pod by all rules. Raises InvalidRequest, KubeError, ReviewTimeout."""
+    _apply(MUTATE, pod, context)
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
-    """Check the pod by all rules. Raises InvalidRequest, KubeError.
+    """Check the pod by all rules. Raises InvalidRequest, KubeError, ReviewTimeout.
 
     pod: made with `request.parse_mutated`.
     """
-    for rule in VALIDATE:
-        rule(pod, context)
+    _apply(VALIDATE, pod, context)
 
 
 def advise(pod: PodUnderReview, context: Context) -> None:
-    """Warn about the names in a pod that requests nothing of Cardwise."""
-    for rule in ADVISE:
+    """Warn about the names in a pod that requests nothing of Cardwise. Raises ReviewTimeout."""
+    _apply(ADVISE, pod, context)
+
+
+def _apply(rules: Iterable[Rule], pod: PodUnderReview, context: Context) -> None:
+    for rule in rules:
+        deadline.check()
         rule(pod, context)

@@ -15,6 +15,7 @@ from cardwise.core.api.mps import DaemonScope
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.values.quantity import MiB
 from cardwise.kube.objects.extendedresources import MAX_CARDS_PER_NODE
+from webhook import deadline
 
 _MAX_CLASSES: Final = 1024  # maximum number of classes whose sums are cached
 # Maximum number of cached combinations of labels of a class, since nodes may write new labels at will.
@@ -164,10 +165,14 @@ class CardSums:
 
     def unlisted_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
         """The sizes of the cards of a class that the watch does not show yet. Not cached, since the watch may show
-        another version of the class.
+        another version of the class. Raises ReviewTimeout.
         """
         membership = _Membership(resource_class)
-        return _merge_sizes(self._sizes_of(cards, membership) for cards in self._copy_cards())
+        node_sizes = set[Sizes]()
+        for cards in self._copy_cards():
+            deadline.check()
+            node_sizes.add(self._sizes_of(cards, membership))
+        return _merge_sizes(node_sizes)
 
     def reviewed_class_sizes(self, resource_class: ResourceClass) -> CardSizes | None:
         """The sizes of the cards of a class in a review, which any client may send. None if this would take more than

@@ -24,8 +24,9 @@ from cardwise.kube.nesting import null_deep_values, tolerate_depth
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.objects.pods import Pod
 from cardwise.runtime.logs import LineLimit
+from webhook import deadline
 
-_LIST_SECONDS: Final = 2.0  # the timeout of a list
+_LIST_SECONDS: Final = 2.0  # the timeout of a list, if the deadline of the review is not sooner
 
 _NUMBER_CACHE_SECONDS: Final = 10.0  # seconds for which a gang's number is cached
 _MAX_CACHED: Final = 10_000  # maximum number of gangs in the cache
@@ -38,6 +39,10 @@ _MAX_CONCURRENT_LOOKUPS: Final = 2
 # occupy a thread until the next timeout.
 _FAILURE_SECONDS: Final = 1.0
 _TIMEOUT_SECONDS: Final = 5.0
+# Minimum seconds until the deadline of a review for a lookup to begin. A shorter lookup could fail by itself, and all
+# reviews share the failure: a client that calls with short timeouts must not cause it.
+_MIN_LOOKUP_SECONDS: Final = 0.5
+_MEMBERS_SECONDS: Final = 1.0  # the timeout of a list of a gang's members
 _MAX_MEMBERS: Final = 50  # maximum number of members that a list returns, if the API server's cache applies the limit
 # Maximum number of bytes of a list, for a cache that ignores the limit: a tenant's pods may have hundreds of MiB, and
 # the webhook has 512 MiB of memory.
@@ -119,37 +124,57 @@ class _LookupSlots:
 class _CachedAnswer(Generic[_T]):
     """The answer to a request, cached for some seconds; a failure is cached too.
 
-    Thread-safe: while one thread sends the request, the other threads wait for its answer.
+    Thread-safe: while one thread sends the request, the other threads wait for its answer, each until the deadline of
+    its review.
     """
 
-    def __init__(self, fetch: Callable[[], _T], seconds: float, clock: Clock) -> None:
-        """`fetch` may raise KubeError."""
+    def __init__(self, fetch: Callable[[float], _T], seconds: float, clock: Clock) -> None:
+        """`fetch` gets the timeout of the request in seconds, and may raise KubeError."""
         self._fetch = fetch
         self._seconds = seconds
         self._clock = clock
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._is_fetching = False
         self._expires_at = float("-inf")
         self._answer: _T | errors.KubeError
 
     def get(self) -> _T:
-        """The answer. Raises KubeError."""
-        with self._lock:
-            if self._clock.now() >= self._expires_at:
-                seconds = self._seconds
-                try:
-                    self._answer = self._fetch()
-                except errors.KubeError as error:
-                    self._answer = error
-                    seconds = _failure_seconds(error)
-                self._expires_at = self._clock.now() + seconds
-            answer = self._answer
+        """The answer. Raises KubeError, ReviewTimeout."""
+        with self._changed:
+            if not self._clock.wait_for(self._changed, lambda: not self._is_fetching, deadline.remaining_seconds()):
+                raise deadline.ReviewTimeout
+            is_expired = self._clock.now() >= self._expires_at
+            if is_expired:
+                timeout = deadline.limit_seconds(_LIST_SECONDS)
+                if timeout < _MIN_LOOKUP_SECONDS:
+                    raise deadline.ReviewTimeout
+                self._is_fetching = True
+            else:
+                answer = self._answer
+        if is_expired:
+            answer = self._update_answer(timeout)
         if isinstance(answer, errors.KubeError):
             raise answer.with_traceback(None)  # otherwise each call would append its own traceback
         return answer
 
-
-def _failure_seconds(error: errors.KubeError) -> float:
-    return _TIMEOUT_SECONDS if isinstance(error, errors.TimedOut) else _FAILURE_SECONDS
+    def _update_answer(self, timeout: float) -> _T | errors.KubeError:
+        """Fetch the answer, and cache it."""
+        answer: _T | errors.KubeError
+        seconds = self._seconds
+        try:
+            try:
+                answer = self._fetch(timeout)
+            except errors.KubeError as error:
+                # A timeout that a deadline has shortened says less about the API server.
+                is_full_timeout = isinstance(error, errors.TimedOut) and timeout == _LIST_SECONDS
+                answer, seconds = error, _TIMEOUT_SECONDS if is_full_timeout else _FAILURE_SECONDS
+            with self._changed:
+                self._answer, self._expires_at = answer, self._clock.now() + seconds
+            return answer
+        finally:
+            with self._changed:
+                self._is_fetching = False
+                self._changed.notify_all()
 
 
 class FreshList:
@@ -175,13 +200,16 @@ class FreshList:
         self._cached_list = _CachedAnswer(self._list, max_age_seconds, clock)
 
     def get(self, name: str) -> Json | None:
-        """The object as it was at most `max_age_seconds` seconds ago; None if it did not exist. Raises KubeError."""
+        """The object as it was at most `max_age_seconds` seconds ago; None if it did not exist.
+
+        Raises KubeError, ReviewTimeout.
+        """
         return self._cached_list.get().get(name)
 
-    def _list(self) -> dict[str, Json]:
+    def _list(self, timeout: float) -> dict[str, Json]:
         try:
             page = self._client.request(
-                "GET", self._path, query=self._query, timeout=_LIST_SECONDS, max_bytes=_MAX_LIST_BYTES
+                "GET", self._path, query=self._query, timeout=timeout, max_bytes=_MAX_LIST_BYTES
             )
             objects = [_decode_object(wire.trim_object(bytes(raw))) for raw in _decode_list(page).items or ()]
         except errors.NotFound:
@@ -216,8 +244,10 @@ class GangNumbers:
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """The name of an existing pod of the gang that names another size, and that size; None if no such pod is
-        known.
+        known, or if less time is left than a lookup may take.
         """
+        if deadline.limit_seconds(_MEMBERS_SECONDS) < _MEMBERS_SECONDS:
+            return None
         key, now = (namespace, gang, number), self._clock.now()
         if any(
             self._skipped_until.get(skipped_key, now) > now
@@ -261,7 +291,7 @@ class GangNumbers:
         """The gang sizes that existing members name, by the names of the pods. Raises KubeError."""
         query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_MAX_MEMBERS)}
         path, query = paths.pods(namespace), query | paths.label_query(names.GANG, gang)
-        body = self._client.request("GET", path, query=query, timeout=1.0, max_bytes=_MAX_BYTES)
+        body = self._client.request("GET", path, query=query, timeout=_MEMBERS_SECONDS, max_bytes=_MAX_BYTES)
         try:
             pods = _decode(body).items or ()
         except msgspec.DecodeError as error:
@@ -291,12 +321,15 @@ class PodGroups:
         self._served = _CachedAnswer(self._discover_podgroups, _DISCOVERY_SECONDS, clock)
 
     def is_served(self) -> bool:
-        """Whether the API is served, by discovery, which all authenticated users may read. Raises KubeError."""
+        """Whether the API is served, by discovery, which all authenticated users may read.
+
+        Raises KubeError, ReviewTimeout.
+        """
         return self._served.get()
 
-    def _discover_podgroups(self) -> bool:
+    def _discover_podgroups(self, timeout: float) -> bool:
         try:
-            resources = self._client.get(PODGROUPS, timeout=2.0, max_bytes=_MAX_BYTES).get("resources") or ()
+            resources = self._client.get(PODGROUPS, timeout=timeout, max_bytes=_MAX_BYTES).get("resources") or ()
         except errors.NotFound:
             return False
         return any(resource.get("name") == "podgroups" for resource in resources)

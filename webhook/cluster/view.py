@@ -27,6 +27,7 @@ from cardwise.kube.objects.namespaces import decode as decode_namespace
 from cardwise.kube.objects.unreadable import Unreadable
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
+from webhook import deadline
 from webhook.cluster import limitranges, namespaces, offers
 from webhook.cluster.cards import CardFacts, CardSizes, CardSums
 from webhook.cluster.gpuquotas import QuotaUsage
@@ -182,6 +183,7 @@ class ClusterView:
         return self._class_reflector.store.snapshot()
 
     def resource_class(self, name: str) -> ResourceClass | None:
+        deadline.check()  # a pod may name many classes
         cached_class = self._class_reflector.store.get(name)
         if cached_class is not None:
             return cached_class
@@ -223,9 +225,8 @@ class ClusterView:
             )
             return None
         try:
-            raw = self._client.request(
-                "GET", paths.pods(namespace, name), timeout=BINDING_SECONDS, max_bytes=_MAX_POD_BYTES
-            )
+            timeout = deadline.limit_seconds(BINDING_SECONDS)
+            raw = self._client.request("GET", paths.pods(namespace, name), timeout=timeout, max_bytes=_MAX_POD_BYTES)
             text = wire.trim_object(raw)
             if not any(domain in text for domain in _RESOURCE_DOMAINS):
                 return None

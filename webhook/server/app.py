@@ -25,7 +25,7 @@ from cardwise.core.values.quantity import Unit
 from cardwise.kube.errors import KubeError
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.logs import LineLimit
-from webhook import metrics
+from webhook import deadline, metrics
 from webhook.pods.context import Lookups, WebhookSettings
 from webhook.server import decisions, review
 from webhook.server.decisions import Decide
@@ -88,6 +88,14 @@ def accepts_resource(path: str, resource: str) -> bool:
     return resource in RESOURCES_BY_PATH[path] or (path == _ADVICE_PATH and resource not in _KNOWN_RESOURCES)
 
 
+def deadline_of(environ: Mapping[str, Any], clock: Clock) -> float:
+    """The time, as of `clock.now`, until which a review must be decided. The time in which the call arrived and waited
+    for a thread counts.
+    """
+    arrived: float = environ.get(httpcalls.ARRIVED_KEY, clock.now())
+    return arrived + deadline.seconds_of(environ.get("QUERY_STRING", ""))
+
+
 def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) -> Flask:
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY
@@ -112,7 +120,8 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
             structlog.contextvars.bind_contextvars(**_log_context(received))
             namespace, uid = received.namespace, received.uid
             received = replace(received, caller=httpcalls.client_network(request.environ["REMOTE_ADDR"]))
-            decision = decide(received, view, by_unit[unit])
+            with deadline.review_deadline(clock, deadline_of(request.environ, clock)):
+                decision = decide(received, view, by_unit[unit])
         body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()
         metrics.REVIEW_SECONDS.labels(path).observe(time.perf_counter() - started)
@@ -168,6 +177,15 @@ def _answer_http_error(error: HTTPException) -> Response:
 def _answer_failure(error: Exception, log_limit: LineLimit) -> Response:
     path = _request_path()
     metrics.REVIEWS.labels(path, "failed").inc()
+    if isinstance(error, deadline.ReviewTimeout):
+        # The API server shows the text of a 503 to the user. At paths that never refuse it ignores the answer.
+        seconds = deadline.seconds_of(request.environ.get("QUERY_STRING", ""))
+        log_limit.log("warning", "cannot decide in time", "cannot decide in time", path=path, seconds=seconds)
+        return _text_response(
+            f"the webhook did not finish this review within {seconds:g} s, because it or the API server is busy; try "
+            "again, or raise webhook.timeoutSeconds of the chart",
+            503,
+        )
     if isinstance(error, KubeError):
         # The API server shows the text to the user who created the object.
         log_limit.log("warning", "cannot decide", "cannot decide", path=path, error=str(error))

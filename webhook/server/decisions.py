@@ -9,7 +9,7 @@ from typing import Final
 from cardwise.core.api import names, request
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from webhook import rules
+from webhook import deadline, rules
 from webhook.cluster import namespaces
 from webhook.pods import claims, defaults, gangs
 from webhook.pods.context import Context, Lookups, WebhookSettings
@@ -114,6 +114,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
     is_queued = advice.KUEUE_LABEL in labels_of(review.object)
     weight = 0
     for path, template in templates.find_templates(review.object, review.resource):
+        deadline.check()
         if not is_pod_shaped(template):
             continue
         if weight and weight + _template_weight(template) > sizes.MAX_CONTAINERS:

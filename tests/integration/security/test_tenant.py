@@ -661,7 +661,9 @@ def answered_before(cluster: Cluster, count: int) -> int:
     def send_review(line: http.client.HTTPSConnection, namespace: str) -> None:
         line.request("POST", "/mutate", reviews[namespace], {"Content-Type": "application/json"})
         # Not decoded: sixty threads at that would keep the one from being sent, and its answer from being seen.
-        assert b'"allowed":true' in line.getresponse().read()
+        answer = line.getresponse().read()
+        # Sixty large reviews at a time may take longer than a review may. The small one of another tenant never does.
+        assert b'"allowed":true' in answer or (namespace == "many" and b"did not finish this review" in answer)
         answered.append(namespace)
         first.set()
 
