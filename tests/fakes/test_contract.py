@@ -535,13 +535,13 @@ class TestWatches:
         assert (first["type"], {event["type"] for event in bookmarks}) == ("ADDED", {"BOOKMARK"})
         assert version(bookmarks[-1]["object"]) >= version(other)
 
-    def test_of_a_kind_without_events_end_without_a_bookmark(self, server, client, ns):
-        """No other test here writes or lists the kind: a list would ask etcd how far it is, and bookmarks follow."""
+    def test_of_a_kind_without_events_end_without_an_event(self, server, client, ns):
+        """A bookmark may come, and need not: the real one sends it if etcd has meanwhile said how far it is."""
         since = server.make(paths.configmaps(ns), "a")["metadata"]["resourceVersion"]
         watch = client.watch(paths.jobs(ns), resource_version=since, timeout_seconds=8)
         server.make(paths.configmaps(ns), "b")
         server.elapse(8)
-        assert list(watch) == []
+        assert {json.loads(line)["type"] for line in watch} <= {"BOOKMARK"}
 
     def test_from_a_version_that_was_forgotten_are_gone(self, server, client, ns):
         before = client.get(paths.secrets(ns))["metadata"]["resourceVersion"]
