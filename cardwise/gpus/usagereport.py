@@ -1,6 +1,6 @@
 """The document that MPS managers serve at /usage: what containers have used of GPUs in the last hours.
 
-`cardwise advise` reads it where no Prometheus has the history.
+`cardwise advise` and `cardwise idle` read it.
 """
 
 from collections import Counter
@@ -23,7 +23,8 @@ class ContainerUsage(Struct, rename={"peaks_mib": "peaksMiB", "granted_mib": "gr
     peaks_mib: for each memory use in MiB, the number of minutes of which it was the peak. Minutes in which the use was
         unknown are left out.
     busy_percent: mean percent of the time in which the container computed; None if unknown for half of the time.
-    idle_seconds: seconds since the container last computed; None if unknown.
+    idle_seconds: seconds since the container last computed, or since that is known; None if unknown.
+    idle_is_minimum: whether it has not computed since that is known, so that it may be idle for longer.
     running: whether the container still holds its share.
     """
 
@@ -36,6 +37,7 @@ class ContainerUsage(Struct, rename={"peaks_mib": "peaksMiB", "granted_mib": "gr
     peaks_mib: dict[int, int] = {}
     busy_percent: float | None = None
     idle_seconds: float | None = None
+    idle_is_minimum: bool = True
     running: bool = True
 
 

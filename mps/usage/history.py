@@ -21,6 +21,7 @@ class _Entry:
     busy_seconds: seconds in which it computed, of the `known_seconds` in which that is known.
     unknown_seconds: seconds in which that is unknown.
     last_busy: when it last computed, or since when that is known; None while it is unknown.
+    has_computed: whether it computed at `last_busy`.
     """
 
     use: ContainerUse
@@ -29,6 +30,7 @@ class _Entry:
     known_seconds: float = 0.0
     unknown_seconds: float = 0.0
     last_busy: float | None = None
+    has_computed: bool = False
     running: bool = True
 
 
@@ -57,6 +59,7 @@ class History:
                 entry.busy_seconds += elapsed * use.sm_percent / 100
                 if use.sm_percent > 0 or entry.last_busy is None:
                     entry.last_busy = now
+                    entry.has_computed = use.sm_percent > 0
         self._forget(minute)
 
     def _forget(self, minute: int) -> None:
@@ -95,6 +98,7 @@ class History:
                 if entry.known_seconds > entry.unknown_seconds
                 else None,
                 idle_seconds=None if entry.last_busy is None else now - entry.last_busy,
+                idle_is_minimum=not entry.has_computed,
                 running=entry.running,
             )
 

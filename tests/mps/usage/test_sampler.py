@@ -108,6 +108,7 @@ def test_time_of_computing_is_counted_by_the_second(node, sample):
     node.set_use(0, process.pid, 300, smPercent=0)
     sample(30)
     assert usage_of(node, "busy").idle_seconds == pytest.approx(30.0)
+    assert not usage_of(node, "busy").idle_is_minimum
 
 
 def test_time_without_knowledge_is_no_idle_time(node, sample):
@@ -122,6 +123,7 @@ def test_time_without_knowledge_is_no_idle_time(node, sample):
     node.set_use(0, process.pid, 300, smPercent=0)
     sample(3)
     assert usage_of(node, "pod").idle_seconds == pytest.approx(2.0)
+    assert usage_of(node, "pod").idle_is_minimum, "it may not have computed while that was unknown"
 
 
 def test_use_that_the_driver_reports_for_the_server_is_unknown_of_its_clients(node, sample):
