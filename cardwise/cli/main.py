@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "drain": ("drain", "Cordon a GPU and evict its pods"),
     "explain": ("explain", "Explain why a pod or a workload waits"),
     "gangs": ("gangs", "List gangs, groups of pods that start together"),
+    "idle": ("idle", "List pods with a share that do not compute"),
     "inspect": ("inspect", "List GPUs and shares, as kubectl inspect gpushare does"),
     "nodes": ("nodes", "Show the free GPU memory of each node, and what still fits"),
     "quota": ("quota", "Show the GPU quotas and their use"),

@@ -29,6 +29,7 @@ COMMANDS = {
     "explain any": ["explain", "web", "-n", "team-a"],
     "explain workload": ["explain", "deployment", "web", "-n", "team-a"],
     "gangs": ["gangs"],
+    "idle": ["idle", "-n", "team-a"],
     "inspect": ["inspect", "-d"],
     "nodes": ["nodes"],
     "quota": ["quota"],

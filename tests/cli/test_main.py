@@ -522,7 +522,9 @@ def test_a_mistyped_command_gets_a_suggestion():
     assert "mean" not in CliRunner().invoke(main.cli, ["zzzzzz"]).output
 
 
-@pytest.mark.parametrize("command", ["advise", "bundle", "defrag", "doctor", "explain", "nodes", "simulate", "top"])
+@pytest.mark.parametrize(
+    "command", ["advise", "bundle", "defrag", "doctor", "explain", "idle", "nodes", "simulate", "top"]
+)
 def test_where_cardwise_is_installed_has_one_name(command):
     output = CliRunner().invoke(main.cli, [command, "--help"]).output
     assert "--cardwise-namespace" in output
