@@ -10,7 +10,7 @@ methods of these acquire the lock themselves.
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -21,7 +21,7 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mpsprofile import COMMON_CLIENT
 from cardwise.core.api.quotas import GPUQuota
 from cardwise.core.api.request import PodRequest
-from cardwise.core.gangs.gangs import Rank
+from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.placement.kinds import UNKNOWN_KIND
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
@@ -129,7 +129,7 @@ class State:
         self.preemption = Preemption(
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
-        self._claimed = ClaimedPods(self._reservations, self._loads, self._is_gang_started, clock)
+        self._claimed = ClaimedPods(self._reservations, self._loads, self._gang_members, clock)
         # Nodes on which pods were bound since the last call of `take_overcommitted_nodes`.
         self._newly_bound_nodes: set[str] = set()
         # By UID: pods that were bound without the extender, with their nodes.
@@ -686,13 +686,10 @@ class State:
 
     # The methods below are called under the lock.
 
-    def _is_gang_started(self, uid: str) -> bool:
-        """Whether kube-scheduler may bind another member of the pod's gang, or has."""
+    def _gang_members(self, uid: str) -> Sequence[Member]:
+        """The members of the pod's gang; empty if it is in none."""
         gang = self.gangs.gang_of(uid)
-        if gang is None:
-            return False
-        rows = (self._reservations.get(member.uid) for member in gang.counted_members if member.uid != uid)
-        return bool(gang.bound_members) or any(row is not None and row.phase is Phase.ALLOCATED for row in rows)
+        return gang.counted_members if gang is not None else ()
 
     def _overcommitted_capacity_by_uuid(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 from cardwise.clock import Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api.assignment import Assignment, InvalidAssignment
+from cardwise.core.gangs.gangs import Member
 from cardwise.core.values.decoded import annotations_of
 from cardwise.core.values.wording import quote_text
 from extender.cache.deadlines import Deadlines
@@ -84,9 +85,6 @@ class _Refusal(NamedTuple):
 class TakeBack(NamedTuple):
     """A pod whose claim must be read, and usually deleted.
 
-    is_gang_started: whether another member of the pod's gang can be bound already. Then the gate of this one is opened
-        if its claim is allocated: a gang that has started is finished, also by a new leader.
-
     refusal: why the claim must be deleted even if it is whole: how kube-scheduler has refused the node. None if it has
         not.
     """
@@ -95,7 +93,6 @@ class TakeBack(NamedTuple):
     node: str
     assignment: Assignment | None
     refusal: str | None
-    is_gang_started: bool
 
 
 def in_parts(uids: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -111,12 +108,16 @@ class ClaimedPods:
     """The pending pods by claim, and all claims of Cardwise's class."""
 
     def __init__(
-        self, reservations: Reservations, loads: NodeLoads, is_gang_started: Callable[[str], bool], clock: Clock
+        self,
+        reservations: Reservations,
+        loads: NodeLoads,
+        gang_members: Callable[[str], Sequence[Member]],
+        clock: Clock,
     ) -> None:
         self.changes = 0  # how many changes may let a pod be planned
         self._reservations = reservations
         self._loads = loads
-        self._is_gang_started = is_gang_started
+        self._gang_members = gang_members
         self._clock = clock
         self._pods: dict[str, PendingByClaim] = {}  # by UID
         self._claims: dict[str, ClaimRecord] = {}  # by key
@@ -345,8 +346,7 @@ class ClaimedPods:
         until it is read: it could not be deleted, or its gang has started.
         """
         for uid in uids:
-            row = self._reservations.get(uid)
-            if row is not None and row.phase is Phase.UNCONFIRMED and row.by_claim:
+            if self._is_unconfirmed(uid):
                 self._refused.pop(uid, None)
                 self._reservations.settle_claim(uid, None)
                 self._adopt(uid)
@@ -388,9 +388,22 @@ class ClaimedPods:
             row = self._reservations.get(uid)
             if row is None:
                 self._to_restore.pop(uid, None)  # its annotations give it no GPU
-            elif uid in self._to_restore or (row.phase is Phase.UNCONFIRMED and row.by_claim):
+            elif uid in self._to_restore or self._is_unconfirmed(uid):
                 entries.append(self._make_take_back(row))
         return entries
+
+    def gang_uids(self, uid: str) -> list[str]:
+        """The UIDs of the members of the pod's gang; empty if it is in none."""
+        return [member.uid for member in self._gang_members(uid)]
+
+    def is_gang_started(self, uid: str) -> bool:
+        """Whether kube-scheduler may bind another member of the pod's gang, or has."""
+        return any(self._may_be_bound(member) for member in self._gang_members(uid) if member.uid != uid)
+
+    def unread_members(self, uid: str, read_uids: Collection[str]) -> list[str]:
+        """The UIDs of the other members of the pod's gang whose outcome is unknown, without `read_uids`."""
+        uids = (member.uid for member in self._gang_members(uid) if member.uid != uid)
+        return [other for other in uids if other not in read_uids and self._is_unconfirmed(other)]
 
     def claims_to_fence(self, uids: Iterable[str]) -> list[ClaimRecord]:
         """The claims of these pods by which kube-scheduler cannot bind the pod yet: the gate is closed, or the claim is
@@ -496,7 +509,7 @@ class ClaimedPods:
         uid = row.pod.uid
         refusal = self._refused.get(uid)
         reason = refusal.reason if refusal is not None else None
-        return TakeBack(row.pod, row.node, row.assignment, reason, self._is_gang_started(uid))
+        return TakeBack(row.pod, row.node, row.assignment, reason)
 
     @staticmethod
     def _has_known_row(row: Reservation | None) -> bool:
@@ -527,7 +540,18 @@ class ClaimedPods:
     def _must_finish(self, pod: PendingByClaim, claim: ClaimRecord) -> bool:
         """Whether only the gate of a member is missing, and its gang has started."""
         is_own = claim.allocation is not None and claim.allocation.pod_uid == pod.ref.uid
-        return pod.gated and is_own and self._is_gang_started(pod.ref.uid)
+        return pod.gated and is_own and self.is_gang_started(pod.ref.uid)
+
+    def _may_be_bound(self, member: Member) -> bool:
+        """Whether kube-scheduler may bind the member of a gang, or has. One without a GPU waits for its gate only."""
+        row = self._reservations.get(member.uid)
+        is_allocated = row is not None and row.phase is Phase.ALLOCATED
+        is_open_without_claim = member.uid not in self._pods and not member.gated
+        return bool(member.node) or is_allocated or is_open_without_claim
+
+    def _is_unconfirmed(self, uid: str) -> bool:
+        row = self._reservations.get(uid)
+        return row is not None and row.phase is Phase.UNCONFIRMED and row.by_claim
 
     def _on_refused(self, uid: str, refusal: _Refusal) -> None:
         row = self._reservations.get(uid)

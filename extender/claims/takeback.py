@@ -5,10 +5,19 @@ API server carries it out. The deletion names the version that was read, so it n
 A pod that may have been bound meanwhile is read once more `_SETTLE_SECONDS` later, because kube-scheduler does not read
 the claim again before it binds the pod. A bound pod that has no claim gets it back, whoever has deleted it, and also
 from a new leader.
+
+All claims of a gang are allocated before the first gate opens, so one open gate is enough to know that the gang has
+started: then all gates are opened. A gang that has not started is taken back. To know that, each member with an unknown
+outcome is fenced, and the write shows whether its gate is open; no claim is deleted before all of them are fenced.
+
+Example: the gates of A and B were to be opened, and the API server answers neither write. A is fenced, and its gate is
+open: A is allocated, and the gate of B is opened. Had both been closed, neither of the late writes could open a gate
+any more, and both claims would be deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import Final
 
 import structlog
@@ -43,6 +52,14 @@ _PARALLEL: Final = 16
 _WRITE_SECONDS: Final = 10.0
 
 
+class _Gate(Enum):
+    """The gate of a pod after the pod was fenced."""
+
+    CLOSED = "closed"  # no earlier write opens it
+    OPEN = "open"  # the pod's row follows the claim as soon as the watch shows that
+    GONE = "gone"  # the pod is gone: the claim is deleted with it, or as an unused one
+
+
 class ClaimTakeBack:
     """Reads and deletes claims. `step` belongs to one thread.
 
@@ -71,6 +88,8 @@ class ClaimTakeBack:
         self._not_before: dict[str, float] = {}  # by UID of a pod, when it is read again
         self._busy: set[str] = set()  # the pods that a thread reads
         self._settling: set[str] = set()  # pods that are read once more before their row ends
+        # By UID of a member of a gang, the leader epoch in which it was fenced, and its gate was closed.
+        self._closed: dict[str, int] = {}
         self._backoffs: dict[str, float] = {}  # by UID: the back-off after the failure that the pod's events have
         self._unused_at = float("-inf")
 
@@ -125,11 +144,15 @@ class ClaimTakeBack:
             return self._restore_claim(entry, pod, claim, epoch)
         if entry.refusal is None and claimwriter.is_whole(pod, claim, entry.node, entry.assignment):
             return self._end(entry, Phase.ALLOCATED)
-        if self._is_only_gate_missing(entry, pod, claim):
-            self._writer.commit(
-                PreparedGrant(_grant_of(entry, pod, epoch), pod=None), self._clock.now() + _WRITE_SECONDS
-            )
-            return self._end(entry, Phase.ALLOCATED)
+        if _is_only_gate_missing(entry, pod, claim):
+            is_started = self._is_gang_started(entry.pod, epoch)
+            if is_started is None:
+                return _RETRY_SECONDS
+            if is_started:
+                self._writer.commit(
+                    PreparedGrant(_grant_of(entry, pod, epoch), pod=None), self._clock.now() + _WRITE_SECONDS
+                )
+                return self._end(entry, Phase.ALLOCATED)
         was_bindable = claim is None and name is not None  # another program may have deleted it just now
         if claim is not None and name is not None and claims.is_ours(claim):
             was_bindable = bool((claim.get("status") or {}).get("allocation"))
@@ -149,6 +172,7 @@ class ClaimTakeBack:
 
     def _end(self, entry: TakeBack, phase: Phase | None) -> float:
         self._settling.discard(entry.pod.uid)
+        self._closed.pop(entry.pod.uid, None)
         if entry.refusal is not None and phase is None:
             self._on_refused(entry.pod, entry.node, entry.refusal)
         self._state.end_take_back(entry.pod.uid, phase, seconds=self._backoffs.pop(entry.pod.uid, 0.0))
@@ -169,15 +193,23 @@ class ClaimTakeBack:
             claimed.end_restore(entry.pod.uid)
         return _BOUND_SECONDS
 
-    def _is_only_gate_missing(self, entry: TakeBack, pod: Json, claim: Json | None) -> bool:
-        """Whether the pod's gang has started, and this member lacks only its gate."""
-        if entry.refusal is not None or not entry.is_gang_started or not claimwriter.has_gate(pod):
-            return False
-        return (
-            claim is not None
-            and entry.assignment is not None
-            and claimwriter.gives(claim, entry.node, entry.assignment)
-        )
+    def _is_gang_started(self, pod: PodRef, epoch: int) -> bool | None:
+        """Whether another member of the pod's gang can be bound already; None if that is unknown yet, or if this pod's
+        gate is open. Raises KubeError.
+        """
+        with self._state.claimed_pods() as claimed:
+            if not claimed.gang_uids(pod.uid):
+                return False
+        if self._closed.get(pod.uid) != epoch:
+            manifest = self._fence_pod(pod)
+            if manifest is None or not claimwriter.has_gate(manifest):
+                return None
+            self._closed[pod.uid] = epoch
+        closed_uids = {uid for uid, closed_in in self._closed.copy().items() if closed_in == epoch}
+        with self._state.claimed_pods() as claimed:
+            if claimed.is_gang_started(pod.uid):
+                return True
+            return None if claimed.unread_members(pod.uid, closed_uids) else False
 
     def _delete_unused(self, claim: ClaimRecord, epoch: int) -> None:
         try:
@@ -202,9 +234,7 @@ class ClaimTakeBack:
             for part in self._pods_in_parts():
                 with self._state.claimed_pods() as claimed:
                     unfinished += claimed.claims_to_fence(part)
-            failures = [
-                error for error in run_in_parallel(self._fence_claim, unfinished, _PARALLEL) if error is not None
-            ]
+            failures = self._delete_unfinished(unfinished)
             if not failures or self._clock.now() > until:
                 for error in failures[:1]:
                     _log.warning("failed to delete claims of a former leader", claims=len(failures), error=str(error))
@@ -221,11 +251,38 @@ class ClaimTakeBack:
             queue, uids = claimed.queue(), claimed.uids_to_take_back()
         return in_parts(list(dict.fromkeys([*(uid for _, _, uid in queue), *uids])))
 
-    def _fence_claim(self, claim: ClaimRecord) -> errors.KubeError | None:
+    def _delete_unfinished(self, unfinished: Sequence[ClaimRecord]) -> list[errors.KubeError]:
+        """Fence the pods of these claims, and delete the claims, if no gate of the pod or of its gang is open.
+
+        Returns the errors of the claims that must be tried again.
+        """
+        gates = run_in_parallel(self._fence_gate, unfinished, _PARALLEL)
+        kept_uids = set[str]()
+        for claim, gate in zip(unfinished, gates, strict=True):
+            if gate is not _Gate.CLOSED and claim.pod.uid not in kept_uids:
+                kept_uids.add(claim.pod.uid)
+                if gate is not _Gate.GONE:
+                    with self._state.claimed_pods() as claimed:
+                        kept_uids.update(claimed.gang_uids(claim.pod.uid))
+        deleted = [claim for claim in unfinished if claim.allocation is None or claim.pod.uid not in kept_uids]
+        outcomes = [*gates, *run_in_parallel(self._delete_claim, deleted, _PARALLEL)]
+        return [error for error in outcomes if isinstance(error, errors.KubeError)]
+
+    def _fence_gate(self, claim: ClaimRecord) -> _Gate | errors.KubeError:
+        """Fence the claim's pod, if an open gate would let kube-scheduler bind the pod."""
+        if claim.allocation is None:
+            return _Gate.CLOSED
+        try:
+            pod = self._fence_pod(claim.pod)
+        except errors.KubeError as error:
+            return error
+        if pod is None:
+            return _Gate.GONE
+        return _Gate.CLOSED if claimwriter.has_gate(pod) else _Gate.OPEN
+
+    def _delete_claim(self, claim: ClaimRecord) -> errors.KubeError | None:
         path = paths.resourceclaims(claim.namespace, claim.name)
         try:
-            if claim.allocation is not None and self._is_gate_open(claim.pod):
-                return None  # a row follows the claim as soon as the watch shows the gate open
             self._client.delete(path, _version_of(claim).delete_options, timeout=_TIMEOUT)
         except errors.NotFound:
             pass  # the claim is gone
@@ -235,11 +292,29 @@ class ClaimTakeBack:
             claimed.mark_claim_deleted(claim.pod.uid, claim.uid)
         return None
 
-    def _is_gate_open(self, pod: PodRef) -> bool:
-        """Fence the pod, so that no gate opens later. Returns whether it was open. Raises KubeError."""
+    def _fence_pod(self, pod: PodRef) -> Json | None:
+        """Fence the pod, so that no earlier write opens its gate later. Returns the pod after that; None if it is gone.
+
+        Raises KubeError.
+        """
         body = {"metadata": fencing_metadata(pod.uid, None, self._clock)}
-        manifest = self._client.patch(paths.pods(pod.namespace, pod.name, "status"), body, timeout=_TIMEOUT)
-        return not claimwriter.has_gate(manifest)
+        try:
+            return self._client.patch(paths.pods(pod.namespace, pod.name, "status"), body, timeout=_TIMEOUT)
+        except errors.NotFound:
+            return None
+        except errors.Conflict:
+            if self._writer.read_pod(pod) is None:
+                return None  # another pod has the name
+            raise
+
+
+def _is_only_gate_missing(entry: TakeBack, pod: Json, claim: Json | None) -> bool:
+    """Whether the pod lacks only its gate, and kube-scheduler has not refused it."""
+    if entry.refusal is not None or not claimwriter.has_gate(pod):
+        return False
+    if entry.assignment is None:
+        return True  # a member of a gang without a GPU
+    return claim is not None and claimwriter.gives(claim, entry.node, entry.assignment)
 
 
 def _version_of(claim: ClaimRecord) -> ClaimVersion:

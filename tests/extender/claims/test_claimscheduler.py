@@ -28,6 +28,18 @@ def pod_of(world, name="p1"):
     return world.api.get(paths.pods("default", name))
 
 
+def delay_gate(world, members=1):
+    """Once the claims of so many pods are allocated, let the write that opens the first gate arrive late."""
+    allocated = []
+
+    def delay(call):
+        allocated.append(call)
+        if len(allocated) == members:
+            world.standing = 1
+
+    world.api.after_request(delay, "patch", "*/resourceclaims/*", times=members)
+
+
 def events_of(world):
     return [event["message"] for event in world.api.all(paths.events()) if event["reason"] == "FailedScheduling"]
 
@@ -372,11 +384,7 @@ def test_pods_of_lower_priority_are_evicted_for_their_gpu():
 def test_a_gate_that_a_former_leader_opens_late_stays_closed():
     """The next leader has fenced the pod and deleted the claim, and has given the GPU to a pod that comes first."""
     with world_of({"n1": [P100]}) as world:
-
-        def delay(_call):
-            world.standing = 1
-
-        world.api.after_request(delay, "patch", "*/resourceclaims/*", times=1)
+        delay_gate(world)
         world.do("creates", gpu_mem=P100)
         passes(world, 0.2)
         assert [call.path for call in world.late] == [paths.pods("default", "p1")]
@@ -394,11 +402,7 @@ def test_a_gate_that_a_former_leader_opens_late_stays_closed():
 def test_a_gate_that_is_opened_while_a_new_leader_fences_has_no_effect():
     """The late write arrives just before the new leader deletes the claim."""
     with world_of() as world:
-
-        def delay(_call):
-            world.standing = 1
-
-        world.api.after_request(delay, "patch", "*/resourceclaims/*", times=1)
+        delay_gate(world)
         world.do("creates", gpu_mem=P100)
         passes(world, 0.2)
         world.do("is_killed", extender=0)
@@ -439,11 +443,7 @@ def test_a_member_that_is_refused_while_its_gang_is_published_is_planned_again_a
 def test_a_gate_that_a_former_leader_opens_late_never_meets_the_claim_of_the_next():
     """The late write arrives once the next leader has allocated the claim on another node."""
     with world_of() as world:
-
-        def delay(_call):
-            world.standing = 1
-
-        world.api.after_request(delay, "patch", "*/resourceclaims/*", times=1)
+        delay_gate(world)
         world.do("creates", gpu_mem=P100)
         passes(world, 0.2)
         former = world.allocation_of(pod_of(world)).node
@@ -464,3 +464,89 @@ def test_a_gate_that_a_former_leader_opens_late_never_meets_the_claim_of_the_nex
         assert all(arrived), "the late write has opened the gate"
         pod = pod_of(world)
         assert node_of(pod) == world.allocation_of(pod).node != former
+
+
+def test_a_claim_whose_pod_goes_while_a_new_leader_fences_it_is_deleted():
+    """`kubectl delete pod --cascade=orphan` between the list of the new leader and its fence."""
+    with world_of() as world:
+        delay_gate(world)
+        world.do("creates", gpu_mem=P100)
+        passes(world, 0.2)
+        world.do("is_killed", extender=0)
+        gone = []
+
+        def remove(_call):
+            claim = world.claim_of(pod_of(world))
+            del claim["metadata"]["ownerReferences"]
+            world.api.write_object(CLAIMS, claim)
+            world.api.remove(paths.pods("default", "p1"))
+            gone.append(claim["metadata"]["name"])
+
+        world.api.before_request(remove, "patch", "*/pods/p1/status", times=1)
+        world.do("starts", extender=1)
+        world.do("passes", seconds=60.0, stride=0.25)
+        assert gone
+        assert world.api.all(CLAIMS) == []
+
+
+def test_a_gang_whose_gates_are_opened_in_part_during_an_outage_is_finished():
+    """For longer than a publication takes, the API server answers no write to pods: the gate of p1 is opened and that
+    of p2 is not. A pod of higher priority waits for the GPU of p2.
+    """
+    with world_of() as world:
+        rules = [
+            world.api.fault(Fault(lost=True), "patch", "*/pods/p1", 1),
+            world.api.fault(Fault(status=500), "patch", "*/pods/p2", math.inf),
+            world.api.fault(Fault(status=500), "get", "*/pods/*", math.inf),
+        ]
+        a_gang(world)
+        passes(world, 0.5)
+        world.do("creates", gpu_mem=P100, priority=10)
+        passes(world, 0.5)
+        world.do("lag", collection=paths.pods())
+        passes(world, 25.0)
+        assert [bool(pod_of(world, name)["spec"]["schedulingGates"]) for name in ("p1", "p2")] == [False, True]
+        for rule in rules:
+            rule.end()
+        passes(world, 3.0)
+        world.do("catch_up")
+        passes(world, 3.0)
+        work(world)
+        assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p1", "p2"]
+
+
+def test_a_gang_whose_gate_a_former_leader_opens_late_is_finished():
+    """The late write arrives just before the new leader would see that no gate is open."""
+    with world_of() as world:
+        delay_gate(world, 2)
+        a_gang(world)
+        passes(world, 0.5)
+        assert [call.path for call in world.late] == [paths.pods("default", "p1")]
+        world.do("is_killed", extender=0)
+        world.do("creates", gpu_mem=P100, priority=10)
+
+        def arrive(_call):
+            world.do("arrives", choice=0, behind=True)
+
+        world.api.before_request(arrive, "patch", "*/pods/p1/status", times=1)
+        world.do("starts", extender=1)
+        passes(world, 6.0)
+        work(world)
+        assert [pod["metadata"]["name"] for pod in world.pods() if node_of(pod)] == ["p1", "p2"]
+
+
+def test_a_gang_is_finished_whose_first_open_gate_is_that_of_a_member_without_a_gpu():
+    """The leader is killed between the two gates, before kube-scheduler has bound the first member."""
+    with world_of({"n1": [P100]}) as world:
+        rule = world.api.fault(Fault(refused=True), "patch", "*/pods/p2", math.inf)
+        world.do("creates", gang="g", minimum=2)
+        world.do("creates", gpu_mem=P100, gang="g", minimum=2)
+        passes(world)
+        assert [bool(pod_of(world, name)["spec"]["schedulingGates"]) for name in ("p1", "p2")] == [False, True]
+        world.do("is_killed", extender=0)
+        rule.end()
+        world.do("creates", gpu_mem=P100, priority=10)
+        world.do("starts", extender=1)
+        passes(world, 6.0)
+        work(world)
+        assert node_of(pod_of(world, "p2"))
