@@ -349,7 +349,7 @@ class ClaimScheduler:
 
     def _on_given_twice(self, pod: PodRef, node: str) -> None:
         problem = f"the pod was bound to node {node} without its ResourceClaim, and another pod has its GPU"
-        self._report(pod, f"{problem}; delete the pod")
+        self._report(pod, f"{problem}; one of them is evicted before it starts")
 
     def _report(self, pod: PodRef, text: str) -> None:
         """Record why the pod waits, if the reason has changed."""
