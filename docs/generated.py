@@ -3,8 +3,10 @@
 `conf.py` calls `write`. Each page is a function that returns CommonMark.
 """
 
+import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import click
 import yaml
 
 from cardwise.cli.main import cli
+from cardwise.core.values.refusals import Refusal
 from deviceplugin.__main__ import main as deviceplugin
 from docs import metricrows
 from extender.__main__ import main as extender
@@ -115,6 +118,39 @@ def attacks() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def policies() -> str:
+    """The page with each ValidatingAdmissionPolicy of the chart: why it is there, and its messages."""
+    intro = (
+        "For admins. What the API server refuses by the chart's ValidatingAdmissionPolicies. In a message `…` stands "
+        "for what the chart or the object gives."
+    )
+    parts = [f"# Policies\n\n{intro}"]
+    for path in sorted((CHART / "templates" / "policies").glob("*.yaml")):
+        for name, comment, messages in _policies(path.read_text()):
+            parts += [f"## {name}.cardwise.dev", comment, "\n".join(f"- {message}" for message in messages)]
+    return "\n\n".join(parts) + "\n"
+
+
+def refusals() -> str:
+    """The page with each reason of a node, and what the user may do."""
+    intro = (
+        "For users. Why a node does not take a pod, in the messages of kube-scheduler and of `cardwise explain`, which "
+        "also shows the numbers."
+    )
+    rows = (f"| `{refusal.text}` | {refusal.remedy} |" for refusal in Refusal)
+    return f"# Reasons of nodes\n\n{intro}\n\n{_table('| reason | what to do |', rows)}\n"
+
+
+def packages() -> str:
+    """The page with the docstring of each package of the product: its modules, what comes in, what goes out."""
+    parts = ["# Packages\n\nFor engineers. What each package and each of its modules is for, as its docstring says."]
+    for part in ("cardwise", "webhook", "extender", "deviceplugin", "mps"):
+        for path in sorted((ROOT / part).rglob("__init__.py")):
+            name = ".".join(path.parent.relative_to(ROOT).parts)
+            parts.append(f"## {name}\n\n```text\n{ast.get_docstring(ast.parse(path.read_text()))}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
@@ -122,6 +158,9 @@ PAGES: dict[str, Callable[[], str]] = {
     "values": values,
     "metrics": metrics,
     "attacks": attacks,
+    "policies": policies,
+    "refusals": refusals,
+    "packages": packages,
 }
 
 
@@ -180,6 +219,28 @@ def _comment(lines: Sequence[str], at: int) -> str:
         above.insert(0, line.strip()[2:])
     behind = re.search(r"\s#\s(.*)$", lines[at])
     return _plain(" ".join([*above, *([behind[1]] if behind else [])]))
+
+
+def _policies(template: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield name, comment and messages of each policy of a template.
+
+    The comment of a policy is the last one at the margin before it, or that of the policy before it in the file.
+    """
+    comment = ""
+    starts = list(re.finditer(r'^{{-? include "cardwise.policy" \(dict .*"name" "(\w+)"', template, re.MULTILINE))
+    ends = [*(start.start() for start in starts[1:]), len(template)]
+    for start, end in zip(starts, ends, strict=True):
+        before = template[: start.start()].splitlines()
+        blocks = [
+            list(lines) for is_comment, lines in groupby(before, lambda line: line.startswith("# ")) if is_comment
+        ]
+        comment = _plain(" ".join(line[2:] for line in blocks[-1])) if blocks else comment
+        text = template[start.end() : end]
+        message_lines = re.findall(r"^ +message: (?:>-\n((?: {8}.+\n)+)|(.+))", text, re.MULTILINE)
+        messages = [
+            _plain(re.sub(r"{{.*?}}", "…", (folded or line).strip().strip('"'))) for folded, line in message_lines
+        ]
+        yield start[1], comment, messages
 
 
 def _plain(text: str) -> str:

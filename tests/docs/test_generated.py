@@ -66,6 +66,30 @@ def test_every_attack_and_every_write_is_there():
     ] == []
 
 
+def test_every_policy_is_there_with_its_reason_and_its_messages():
+    page = generated.policies()
+    templates = [path.read_text() for path in (generated.CHART / "templates" / "policies").glob("*.yaml")]
+    names = {name for text in templates for name in re.findall(r'"cardwise.policy" \(dict .*"name" "(\w+)"', text)}
+    sections = dict(re.findall(r"^## (\w+)\.cardwise\.dev\n\n(.*?)(?=\n\n## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == names
+    assert [name for name, text in sections.items() if not re.match(r"[A-Z].+\.\n\n- ", text)] == []
+    assert sum(len(re.findall(r"^ +message: ", text, re.MULTILINE)) for text in templates) == page.count("\n- ")
+
+
+def test_every_package_is_there_with_its_modules():
+    page = generated.packages()
+    packages = set(re.findall(r"^## ([\w.]+)$", page, re.MULTILINE))
+    assert {
+        "cardwise",
+        "cardwise.core.placement.scored",
+        "deviceplugin",
+        "extender.gangs",
+        "mps",
+        "webhook",
+    } <= packages
+    assert page.count("```") == 2 * len(packages)
+
+
 def test_pages_that_have_not_changed_are_not_written_again(tmp_path):
     generated.write(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
