@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # Cardwise's images. All parts:   docker build -t cardwise .
 #                    share agent: docker build -t cardwise-agent --target agent .
-# The Python that all tests run on, also those on a real cluster. No gain by 3.14 was seen: docs/design/0009-chart.md.
+# The Python that all tests run on, also those on a real cluster. No gain by 3.14 was seen.
 ARG PYTHON=3.11.14
 
 FROM python:${PYTHON}-slim-bookworm AS build

@@ -222,11 +222,7 @@ def _comment(lines: Sequence[str], at: int) -> str:
 
 
 def _policies(template: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield name, comment and messages of each policy of a template.
-
-    The comment of a policy is the last one at the margin before it, or that of the policy before it in the file.
-    """
-    comment = ""
+    """Yield name, comment and messages of each policy of a template. Its comment is the last one at the margin."""
     starts = list(re.finditer(r'^{{-? include "cardwise.policy" \(dict .*"name" "(\w+)"', template, re.MULTILINE))
     ends = [*(start.start() for start in starts[1:]), len(template)]
     for start, end in zip(starts, ends, strict=True):
@@ -234,7 +230,7 @@ def _policies(template: str) -> Iterator[tuple[str, str, list[str]]]:
         blocks = [
             list(lines) for is_comment, lines in groupby(before, lambda line: line.startswith("# ")) if is_comment
         ]
-        comment = _plain(" ".join(line[2:] for line in blocks[-1])) if blocks else comment
+        comment = _plain(" ".join(line[2:] for line in blocks[-1]))
         text = template[start.end() : end]
         message_lines = re.findall(r"^ +message: (?:>-\n((?: {8}.+\n)+)|(.+))", text, re.MULTILINE)
         messages = [
