@@ -1,4 +1,4 @@
-"""The manifests of docs/integrations: pods in kinds that Cardwise looks at, and values that the chart takes."""
+"""The manifests of examples/integrations: pods in kinds that Cardwise looks at; and values in their pages."""
 
 import re
 import subprocess
@@ -22,6 +22,7 @@ from webhook.server import decisions, review
 
 FOLDER = Path(__file__).parents[2] / "docs" / "integrations"
 PAGES = sorted(FOLDER.glob("*.md"))
+EXAMPLES = sorted((FOLDER.parents[1] / "examples" / "integrations").glob("*.yaml"))
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 # Kinds that make no pods, or, as Argo's, none that a template of a pod is in.
 OTHERS = {"ResourceFlavor", "ClusterQueue", "LocalQueue", "Configuration", "Workflow"}
@@ -29,26 +30,25 @@ PROGRAMS = {"cardwise", "gpu-operator", "jupyterhub", "kueue"}  # whose values o
 
 
 def blocks() -> Iterator[tuple[str, str]]:
-    """Each block of YAML, with its page and, where it is no manifest, whose values it has."""
+    """Each block of YAML, with its page. Its first line says whose values it has."""
     for page in PAGES:
         for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
             yield page.stem, text
 
 
 def owner(text: str) -> str:
-    first = text.splitlines()[0]
-    return first[2:] if first.startswith("# ") else ""
+    return text.splitlines()[0].removeprefix("# ")
 
 
-MANIFESTS = [(page, manifest) for page, text in blocks() if not owner(text) for manifest in yaml.safe_load_all(text)]
+MANIFESTS = [(path.stem, manifest) for path in EXAMPLES for manifest in yaml.safe_load_all(path.read_text())]
 CHART_VALUES = [
     pytest.param(text, id=f"{page}-{i}") for i, (page, text) in enumerate(blocks()) if owner(text) == "cardwise"
 ]
 
 
 def test_every_page_has_one_and_says_whose_values_they_are() -> None:
-    assert {page for page, _ in blocks()} == {page.stem for page in PAGES}
-    assert {owner(text) for _, text in blocks()} == {"", *PROGRAMS}
+    assert {page for page, _ in blocks()} | {path.stem for path in EXAMPLES} == {page.stem for page in PAGES}
+    assert {owner(text) for _, text in blocks()} == PROGRAMS
 
 
 @pytest.mark.parametrize("text", CHART_VALUES)

@@ -91,7 +91,15 @@ class DaemonScope(StrEnum):
 
 
 class MpsState(StrEnum):
-    """The state of MPS on a card, as the manager publishes it; docs/design/0005-mps.md explains each state."""
+    """The state of MPS on a card, as the manager publishes it, and what it means for a container that starts.
+
+    READY: daemon and server have answered, and the settings were read back. A container that wants MPS starts if its
+        share is under the ceiling; one with isolation `none` waits.
+    STARTING: the daemon comes up. FAULT: the clients of a fault must end, within 20 s. DRAINING: clients are detached.
+        DOWN: no daemon; the next attempt is after 1 to 60 s. In these states every container waits.
+    OFF: no pod on the card uses MPS, and the compute mode is DEFAULT. A container with `none` starts; others wait.
+    UNAVAILABLE: MPS cannot run. Every container starts without it, unless its pod demands a limit.
+    """
 
     READY = "Ready"
     STARTING = "Starting"
