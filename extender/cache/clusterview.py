@@ -302,7 +302,7 @@ def _are_cards_valid(node: NodeState, assignment: Assignment, request: PodReques
         several, whole = demand.several_cards, demand.whole
         if (several, whole) not in untolerated:
             untolerated[several, whole] = untolerated_by(
-                isolation, several_cards=several, whole=whole, whole_only=whole_only
+                isolation, user=user, several_cards=several, whole=whole, whole_only=whole_only
             )
         if not node.mps.admits(position, untolerated[several, whole], user):
             return False

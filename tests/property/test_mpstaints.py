@@ -107,6 +107,8 @@ def closed(ledger, node, i, pod_request):
         return "mixed" if any(mps_client.wants for mps_client in beside) else ""
     if any(mps_client.off for mps_client in beside):
         return "mixed"
+    if container.whole and not state.serves_several:
+        return ""  # it runs without MPS
     users = {mps_client.user for mps_client in beside if mps_client.wants} | {pod_request.user}
     return "" if state.multi_user or (len(users) == 1 and MIXED_USERS not in users) else "user"
 

@@ -107,7 +107,7 @@ def holds(node, request, chosen, headroom):
     charges = {room.entry: (0, 0, 0) for room in headroom}
     mem, core, clients, whole = ([0] * len(node.cards) for _ in range(4))
     for group, cards in chosen:
-        untolerated = untolerated_by(request.isolation, several_cards=group[0].cards > 1)
+        untolerated = untolerated_by(request.isolation, user=request.mps_client.user, several_cards=group[0].cards > 1)
         for i, c in product(cards, group):
             if not node.cards[i].accepts_shares or not node.mps.admits(i, untolerated, request.mps_client.user):
                 return False

@@ -104,13 +104,17 @@ def card_requests(request: PodRequest) -> list[CardRequest]:
     Card requests that name a class come before those that may use any card.
     """
     requests = []
-    single_card = untolerated_by(request.isolation, several_cards=False)
     user = request.mps_client.user
+    single_card = untolerated_by(request.isolation, user=user, several_cards=False)
     containers_by_class: dict[str, list[ContainerRequest]] = {}
     for c in request.containers:
         if c.whole or c.cards > 1:
             untolerated = untolerated_by(
-                request.isolation, several_cards=c.cards > 1, whole=c.whole, whole_only=request.has_whole_cards_only
+                request.isolation,
+                user=user,
+                several_cards=c.cards > 1,
+                whole=c.whole,
+                whole_only=request.has_whole_cards_only,
             )
             mem, core = c.mem_per_card, c.core_per_card
             avoided = 0 if c.whole else avoided_by(request.isolation, several_cards=True)

@@ -32,19 +32,27 @@ ALWAYS: Final = 128
 CLOSABLE: Final = 256
 # Avoided by pods with MPS: of the node's cards that no pod holds, only this one is left for pods without MPS.
 LAST_EMPTY: Final = 512
-BITS: Final = 10  # the number of taints
+# Closed to pods of several users: the daemon serves one user at a time.
+ONE_USER: Final = 1024
+# Closed also to those that have whole cards only: the daemon serves all cards of the node, so these pods use it, too.
+ONE_USER_OF_NODE: Final = 2048
+BITS: Final = 12  # the number of taints
 
 DEMANDS: Final = UNLIMITED | NO_MPS | NO_KERNEL_LIMIT | ALWAYS  # taints of a memory tier that is less than a demand
-FOR_GOOD: Final = SEVERAL | DEMANDS  # taints that remain when pods end and daemons become ready
+_USERS: Final = ONE_USER | ONE_USER_OF_NODE
+FOR_GOOD: Final = SEVERAL | DEMANDS | _USERS  # taints that remain when pods end and daemons become ready
 
 # Special values for the user of a card. Other values are UIDs, and the special values of `mpsprofile`.
 ANY: Final = -4  # the card is open to all users
 FREE: Final = -5  # the card is open to any one user: no pod holds it yet
 
 
-def untolerated_by(isolation: Isolation, *, several_cards: bool, whole: bool = False, whole_only: bool = False) -> int:
+def untolerated_by(
+    isolation: Isolation, *, user: int, several_cards: bool, whole: bool = False, whole_only: bool = False
+) -> int:
     """The taints that a request with this demand does not tolerate.
 
+    user: the user as which the pod uses MPS, see `mpsprofile`.
     several_cards: whether one container requests several cards.
     whole: whether it requests whole cards, which meet each demand.
     whole_only: whether its pod requests whole cards only. Then it runs without MPS where each card has its own daemon.
@@ -52,6 +60,8 @@ def untolerated_by(isolation: Isolation, *, several_cards: bool, whole: bool = F
     untolerated = DOWN | WANTS if isolation.uses_mps else DOWN | OFF
     if several_cards and isolation.uses_mps and not whole_only:
         untolerated |= SEVERAL
+    if user == MIXED_USERS:
+        untolerated |= ONE_USER_OF_NODE if whole_only else ONE_USER
     if whole or whole_only:
         return untolerated
     return untolerated | (_DEMANDS_OF_SEVERAL if several_cards else _DEMANDS_OF_ONE).get(isolation, 0)
@@ -145,14 +155,13 @@ class CardTaints:
         """Whether the card is open to a request that does not tolerate these taints and runs as `user`."""
         if self.taints[i] & untolerated:
             return False
-        owner = self.users[i]
-        return owner == ANY or user == NO_USER or (user != MIXED_USERS and owner in (FREE, user))
+        return user == NO_USER or self.users[i] in (ANY, FREE, user)
 
-    def is_closed_for_good(self, i: int, untolerated: int, user: int) -> bool:
-        """Whether the card stays closed to the request even if all pods on the card end. The request runs as `user` and
-        does not tolerate these taints.
+    def is_closed_for_good(self, i: int, untolerated: int) -> bool:
+        """Whether the card stays closed to a request that does not tolerate these taints, even if all pods on the card
+        end.
         """
-        return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (user == MIXED_USERS and self.users[i] != ANY)
+        return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD))
 
     def blocking_shares(self, i: int, untolerated: int, user: int) -> Mapping[tuple[int, MpsClient], int]:
         """The shares that must end before the card is open to the request, by daemon and MPS client."""
@@ -188,6 +197,8 @@ class CardTaints:
                 taints |= OFF
             if not clients:
                 taints |= CLOSABLE
+            if not status.multi_user:
+                taints |= ONE_USER | ONE_USER_OF_NODE if status.serves_several else ONE_USER
             self.taints[i] = taints
             self.users[i] = ANY if status.multi_user else _owner({client.user for client in clients if client.wants})
         self._mark_last_empty_card()
@@ -226,6 +237,8 @@ def _refusal_by_taints(taints: int) -> Refusal:
         return Refusal.MPS_MISSING
     if taints & SEVERAL:
         return Refusal.MPS_SEVERAL
+    if taints & _USERS:
+        return Refusal.MPS_USER
     if taints & DOWN:
         return Refusal.MPS_DOWN
     return Refusal.MPS_MIXED if taints else Refusal.MPS_USER

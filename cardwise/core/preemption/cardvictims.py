@@ -211,7 +211,7 @@ class _CardChoice:
             for i, card in enumerate(node.cards)
             if card.accepts_shares
             and any(kinds is None or node.kinds[i] in kinds for _, kinds in typed_request.levels)
-            and not node.mps.is_closed_for_good(i, request.untolerated, request.user)
+            and not node.mps.is_closed_for_good(i, request.untolerated)
             and self._can_have_free(i, use)
         ]
 

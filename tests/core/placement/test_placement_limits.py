@@ -227,6 +227,41 @@ def test_a_daemon_for_one_user_serves_no_other(count):
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
 
 
+def of_two_users(**resources):
+    """A pod with two containers that run as different users."""
+    manifest = pod(containers=[container("a", **resources), container("b", gpu_count=1)])
+    manifest["spec"]["containers"][0]["securityContext"] = {"runAsUser": 1000}
+    return manifest
+
+
+def in_user_namespace(**resources):
+    manifest = pod(**resources)
+    manifest["spec"]["hostUsers"] = False
+    return manifest
+
+
+@pytest.mark.parametrize("manifest", [of_two_users(gpu_count=1), in_user_namespace(gpu_count=2)])
+def test_whole_cards_serve_several_users_where_they_do_without_mps(manifest):
+    """Before driver 580 a daemon serves one user at a time."""
+    ledger = Ledger()
+    pod_request = request.parse(manifest)
+    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False)))
+    placed = placement.place(ledger, ["n1"], pod_request, "binpack")
+    assert placed.assignment.indices() == [0, 1]
+    ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False, serves_several=True)))
+    assert placement.place(ledger, ["n1"], pod_request, "binpack").refusals == {"n1": Refusal.MPS_USER}
+
+
+@pytest.mark.parametrize("manifest", [of_two_users(gpu_mem=10), in_user_namespace(gpu_mem=10)])
+def test_a_pod_of_several_users_with_a_share_has_no_daemon_that_serves_one(manifest):
+    """Also if its other card is a whole one, since it uses MPS on all its cards."""
+    ledger = Ledger()
+    for multi_user, refusals in ((True, None), (False, {"n1": Refusal.MPS_USER})):
+        ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=multi_user)))
+        placed = placement.place(ledger, ["n1"], request.parse(manifest), "binpack")
+        assert getattr(placed, "refusals", None) == refusals
+
+
 def test_too_few_cards_are_a_reason_before_the_users_of_cards():
     ledger = Ledger()
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False, max_clients=1)))

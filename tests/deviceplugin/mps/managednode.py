@@ -53,12 +53,17 @@ class World:
 
 
 def bound(
-    rig, name="a", *containers, isolation=None, core=0, agent=False, whole=False, percent_by="", namespace="default"
+    rig, name="a", *containers, isolation=None, core=0, agent=False, whole=(), percent_by="", namespace="default"
 ):
-    """A bound pod; each container is a list of (card, MiB). `agent`: with the sidecar that the webhook puts in."""
+    """A bound pod; each container is a list of (card, MiB).
+
+    agent: with the sidecar that the webhook puts in.
+    whole: the indices of the cards that the pod has whole.
+    """
     shares = {
         str(position): tuple(
-            CardShare(index, card_uuid(index), MiB(mem), Percent(core), MiB(P100), whole) for index, mem in held
+            CardShare(index, card_uuid(index), MiB(mem), Percent(core), MiB(P100), index in whole)
+            for index, mem in held
         )
         for position, held in enumerate(containers or ([(0, HALF)],))
     }

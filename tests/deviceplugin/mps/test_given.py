@@ -41,7 +41,7 @@ def test_without_a_share_of_the_cores_there_is_no_percentage(world):
 @pytest.mark.parametrize("isolation", ["none", "advisory", "mps", "kernel"])
 def test_a_whole_card_is_without_mps_whatever_the_pod_demands(world, isolation):
     rig = world.rig.start()
-    slot, message = refusal_message(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, isolation=isolation))
+    slot, message = refusal_message(rig, bound(rig, "a", [(0, P100)], core=100, whole=[0], isolation=isolation))
     assert "is Ready, not Off" in message, "until the manager has opened the card"
     world.cards[0].says(state=MpsState.OFF)
     rig.kubelet.pre_start(slot)
@@ -54,14 +54,24 @@ def test_a_whole_card_goes_through_the_daemon_of_all_cards(world, isolation):
     """Past it nobody gets in: the card is EXCLUSIVE_PROCESS."""
     world.one_for_all()
     rig = world.rig.start()
-    env = rig.env(start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, isolation=isolation)))
+    env = rig.env(start(rig, bound(rig, "a", [(0, P100)], core=100, whole=[0], isolation=isolation)))
     assert (env[LIMIT_ENV], env[PERCENT_ENV]) == (f"0={P100}M", "100")
+
+
+def test_a_whole_card_beside_a_share_of_its_pod_goes_through_its_daemon(world):
+    """As the manager keeps it, which looks at the pod and not at the container."""
+    rig = world.rig.start()
+    pod = bound(rig, "a", [(0, P100)], [(1, 1000)], whole=[0], isolation="mps")
+    for container, home, limit in (("c0", world.cards[0].home, P100), ("c1", world.cards[1].home, 1000)):
+        slot = start(rig, pod, container)
+        assert pipes(rig, slot) == {str(home / "clients"): mps.CONTAINER_PIPE}
+        assert rig.env(slot)[LIMIT_ENV] == f"0={limit}M"
 
 
 @pytest.mark.parametrize("isolation", ["advisory", "mps", "kernel"])
 def test_a_whole_card_needs_no_manager_whatever_the_pod_demands(idle_rig, isolation):
     rig = idle_rig.start()
-    slot = start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, isolation=isolation))
+    slot = start(rig, bound(rig, "a", [(0, P100)], core=100, whole=[0], isolation=isolation))
     assert rig.env(slot).keys().isdisjoint(OURS)
 
 
@@ -121,7 +131,7 @@ def test_cores_are_given_as_often_as_the_setting_says(world):
 def test_a_whole_card_has_all_its_cores_and_a_former_grant_no_word_on_it(world):
     world.one_for_all()
     rig = world.rig.start()
-    slot = start(rig, bound(rig, "a", [(0, P100)], core=100, whole=True, percent_by="memory"))
+    slot = start(rig, bound(rig, "a", [(0, P100)], core=100, whole=[0], percent_by="memory"))
     assert rig.env(slot)[PERCENT_ENV] == "100"
     text = next((rig.folder / "state" / "grants").rglob("*.json")).read_text()
     assert '"smPercent":"memory"' in text, "a restart of the container needs nobody else"
@@ -143,7 +153,7 @@ def test_the_kernels_limit_where_the_driver_has_one(world, driver, shares, whole
     if whole:
         world.cards[0].says(state=MpsState.OFF)
     rig = world.rig.start()
-    slot = start(rig, bound(rig, "a", shares, whole=whole))
+    slot = start(rig, bound(rig, "a", shares, whole=[0] if whole else []))
     assert rig.env(slot).get("NVIDIA_GPU_MEMORY_LIMIT") == limit
 
 

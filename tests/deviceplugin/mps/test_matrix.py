@@ -57,7 +57,7 @@ class Node:
             self.world.cards[0].says(state=MpsState(state))
         rig.start()
         if self.world is not None:
-            mps_status = {"mode": "card", "state": state, "reason": "", "multiUser": True}
+            mps_status = {"mode": "card", "state": state, "reason": "", "multiUser": int(driver) >= 580}
             rig.api.write_object(RESOURCES, rig.card(0) | {"status": rig.status(0) | {"mps": mps_status}})
             rig.settle()
 
@@ -109,7 +109,7 @@ def test_a_whole_card_meets_each_demand_with_each_driver_and_without_mps(idle_ri
     try:
         assert isinstance(node.place(demand, gpu_count=1), Placement)
         node.switch_mps(with_mps=False)
-        env = idle_rig.env(start(idle_rig, bound(idle_rig, "a", [(0, P100)], whole=True, isolation=demand)))
+        env = idle_rig.env(start(idle_rig, bound(idle_rig, "a", [(0, P100)], whole=[0], isolation=demand)))
         assert env.keys().isdisjoint({PIPE_ENV, names.ENV_GPU_MEMORY_LIMIT})
     finally:
         if node.world is not None:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cardwise.core.api.mpsprofile import MIXED_USERS, NO_USER
+from cardwise.core.api.mpsprofile import NO_USER
 from cardwise.core.placement.mpstaints import ANY, FREE, LAST_EMPTY, NO_MPS
 from cardwise.core.placement.scored.cardarrays import CardArrays
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
@@ -55,9 +55,7 @@ def fit_shape(nodes: NodeArrays, shape: RequestShape, positions: Ints | slice = 
         usable_cards = usable_cards & ((nodes.taints[positions] & shape.untolerated) == 0)
     if shape.user != NO_USER:
         users = nodes.user[positions]
-        usable_cards = usable_cards & (
-            (users == ANY) | ((shape.user != MIXED_USERS) & ((users == FREE) | (users == shape.user)))
-        )
+        usable_cards = usable_cards & ((users == ANY) | (users == FREE) | (users == shape.user))
     if shape.avoided & LAST_EMPTY:
         taints = nodes.taints[positions]
         last = (taints & LAST_EMPTY) != 0
