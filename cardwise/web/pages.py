@@ -11,6 +11,7 @@ from cardwise.cli.cluster import podevents, workloads
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.render import tables
 from cardwise.core.api import quotas
+from cardwise.core.placement import totals
 from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.totals import EntryView
@@ -70,7 +71,10 @@ class ShareView(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuView:
-    """A GPU. granted, total: MiB. problem: why it takes no new pods; "" if it does. tiers: what limits its shares."""
+    """A GPU. granted, total: MiB. problem: why it takes no new pods; "" if it does. tiers: what limits its shares.
+
+    only_namespace: the namespace whose pods alone may share it; None if no pod on it demands that.
+    """
 
     index: int
     uuid: str
@@ -79,6 +83,7 @@ class GpuView:
     granted: int
     total: int
     problem: str
+    only_namespace: str | None
     tiers: str
     shares: tuple[ShareView, ...]
 
@@ -158,7 +163,7 @@ def _view_node(
             mem, core = share.mem + (former.mem if former else 0), share.core + (former.core if former else 0)
             used = snapshot.used_mib.get((holding.namespace, holding.name, card.uuid))
             shares[position][holding.uid] = _view_share(holding, mem, core, used, card.mem)
-    gpus = []
+    gpus, namespaces = [], totals.only_namespaces(cluster.ledger, state)
     for position, card in enumerate(state.cards):
         placed = tuple(_place_side_by_side(shares[position].values()))
         if filters.resource_class and filters.resource_class not in card.classes:
@@ -178,6 +183,7 @@ def _view_node(
                 granted=state.used[position],
                 total=card.mem,
                 problem=problem,
+                only_namespace=namespaces.get(position),
                 tiers=f"memory: {tiers.memory or 'unknown'}, SMs: {tiers.compute or 'unknown'}" if tiers else "",
                 shares=placed,
             )

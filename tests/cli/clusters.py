@@ -100,6 +100,12 @@ def allocated(resource: Json, mem: int, shares: int = 1, core: int = 0, *, whole
     return resource | {"status": resource["status"] | {"allocated": amounts}}
 
 
+def sharing_within(pod: Json) -> Json:
+    """The pod, which shares GPUs within its namespace only."""
+    pod["metadata"]["annotations"][names.SHARE_WITH] = "namespace"
+    return pod
+
+
 def placed(namespace: str, name: str, node: str, index: int, mem: int, *, total: int = K80, core: int = 0) -> Json:
     """A pod that holds so much of one card; with 100 percent of its cores the whole of it."""
     share = CardShare(index, f"GPU-{node}-{index}", mem, core, total, whole=core == 100)

@@ -11,7 +11,7 @@ from cardwise.kube.clusterstate import OTHER_NAMESPACES
 from cardwise.web import app, pages
 from cardwise.web.snapshot import MIN_SECONDS, ClusterReader
 from tests.build import event, pod_group
-from tests.cli.clusters import K80, Cluster, allocated, card, lists, placed, run, waiting
+from tests.cli.clusters import K80, Cluster, allocated, card, lists, placed, run, sharing_within, waiting
 from tests.fakes.clock import FakeClock
 
 PAGES = (
@@ -58,6 +58,14 @@ def test_each_gpu_is_a_bar_with_its_shares(api):
     assert "team-a/notebook: 2000 MiB" in text
     assert 'aria-label="GPU 0: 3000 of 11441 MiB granted"' in text
     assert "unhealthy" in text
+
+
+def test_a_gpu_that_pods_of_one_namespace_share_says_whose_it_is(api):
+    api.add("pods", sharing_within(placed("team-a", "apart", "n2", 1, 100)))
+    browser = browse(api)
+    assert browser.get("/").text.count(">only team-a<") == 1
+    assert ">only pods of team-a<" in browser.get("/node?node=n2").text
+    assert ">GPU 1: only team-a<" in browser.get("/nodes").text
 
 
 @pytest.mark.parametrize(("query", "bars"), [("name=n2", 2), ("class=big", 1), ("namespace=team-b", 2), ("label=x", 0)])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cardwise.cli.cluster import nodestates
-from cardwise.core.api import assignment, classes, names
+from cardwise.core.api import assignment, classes, names, sharing
 from cardwise.core.api.assignment import CardShare
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
@@ -35,6 +35,7 @@ class Holder:
     granted: MiB of the pod's share.
     used: MiB that the pod uses; None if they were not measured.
     terminating: whether the pod object is deleted while its containers may still run.
+    exclusive: whether the pod shares cards with pods of its namespace only.
     """
 
     namespace: str
@@ -42,6 +43,7 @@ class Holder:
     granted: int
     used: int | None = None
     terminating: bool = False
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,12 @@ class CardUsage:
     mps: str = ""
     isolation: IsolationStatus | None = None
     holders: tuple[Holder, ...] | None = None
+
+    @property
+    def only_namespace(self) -> str | None:
+        """The namespace whose pods alone may share the card, as a holder demands; None if no known holder does."""
+        exclusive = [holder.namespace for holder in self.holders or () if holder.exclusive]
+        return exclusive[0] if exclusive and not self.whole else None
 
     @property
     def used(self) -> int | None:
@@ -252,8 +260,9 @@ def _group_holders(pods: Iterable[Pod]) -> dict[str, list[Holder]]:
         except assignment.InvalidAssignment:
             continue  # the pod's share is unknown; `cardwise inspect` prints a warning
         shares = _sum_by_card(pod.spec.node_name, pod_assignment.shares() if pod_assignment is not None else ())
+        exclusive = sharing.tenant_of(meta.annotations, meta.namespace).exclusive
         for card, granted in shares.items():
-            holders[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
+            holders[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted, exclusive=exclusive))
     return holders
 
 

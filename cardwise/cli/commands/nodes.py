@@ -16,6 +16,7 @@ from cardwise.cli.render import inspecttable, printing, tables, visibletable
 from cardwise.core.api import names
 from cardwise.core.api.cards import POSITION_BITS
 from cardwise.core.api.request import Load
+from cardwise.core.placement import totals
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
 from cardwise.kube import clusterstate, errors, paths
@@ -38,6 +39,7 @@ class NodeSummary:
     largest: MiB of the largest share that still fits on one card.
     mps: the MPS states of the cards.
     isolation: what limits the memory of shares on the cards, as `MemoryTier`s.
+    only_namespaces: the namespaces whose pods alone may share a card, by card.
     unschedulable_reason: why the whole node takes no new pods; "" if it takes new pods.
     usable: the number of cards that take new pods.
     """
@@ -53,6 +55,7 @@ class NodeSummary:
     mps: tuple[str, ...]
     isolation: tuple[str, ...]
     memory: "Memory"
+    only_namespaces: Mapping[str, str]
     unschedulable_reason: str = ""
     usable: int = 0
 
@@ -223,6 +226,10 @@ def _summarize_node(cluster_state: ClusterState, state: NodeState, memory: "Memo
         mps=(),
         isolation=(),
         memory=memory,
+        only_namespaces={
+            str(state.cards[i].index): namespace
+            for i, namespace in sorted(totals.only_namespaces(cluster_state.ledger, state).items())
+        },
         usable=sum(card.healthy and not card.cordoned for card in state.cards),
     )
 
@@ -240,6 +247,9 @@ def _summarize_all(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummar
         mps=tuple(sorted({state for node in nodes for state in node.mps})),
         isolation=tuple(sorted({tier for node in nodes for tier in node.isolation})),
         memory=memory,
+        only_namespaces={
+            f"{node.name}/{index}": namespace for node in nodes for index, namespace in node.only_namespaces.items()
+        },
         usable=sum(node.usable for node in nodes),
     )
 
@@ -251,15 +261,18 @@ def table(
 
     only: the nodes to print; empty for all.
     columns: the width of the terminal.
-    wide: whether to print also unhealthy and cordoned cards, models, and a table of the classes.
+    wide: whether to print also unhealthy and cordoned cards, cards of one namespace, models, and a table of the
+        classes.
     """
     heads = ["NAME", "GPUS", "USED/TOTAL(MiB)", "FREE-GPUS", "LARGEST", "FRAGMENTED(MiB)", "ISOLATION", "PODS"]
-    rows = [[*heads, "UNHEALTHY", "CORDONED", "MODELS"] if wide else heads]
+    rows = [[*heads, "UNHEALTHY", "CORDONED", "ONLY-NAMESPACE", "MODELS"] if wide else heads]
     for view in _select_summaries(summary, only):
         memory = view.memory
         row = [view.name, f"{view.usable}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
         row += [str(view.largest), summary.format_fragmented(memory), ",".join(view.isolation) or "-", str(view.pods)]
-        wide_cells = [",".join(view.unhealthy) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
+        only_namespaces = ",".join(f"{card}:{namespace}" for card, namespace in view.only_namespaces.items())
+        wide_cells = [",".join(view.unhealthy) or "-", ",".join(view.cordoned) or "-", only_namespaces or "-"]
+        wide_cells.append(", ".join(view.models))
         rows.append([*row, *wide_cells] if wide else row)
     return (
         tables.stack_tables([rows, _class_rows(summary)])
@@ -312,6 +325,7 @@ def _summary_as_json(view: NodeSummary, *, measured: bool) -> Json:
         "gpus": view.cards,
         "unhealthyGPUs": list(view.unhealthy),
         "cordonedGPUs": list(view.cordoned),
+        "onlyNamespaces": dict(view.only_namespaces),
         **_memory_as_json(view.memory, measured=measured),
         "freeGPUs": view.empty,
         "largestFreeMiB": view.largest,

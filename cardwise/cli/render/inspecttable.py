@@ -35,7 +35,10 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None 
         )
         if card_names
     )
-    return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n{unusable_text}"
+    shared_within = ", ".join(f"{node.name} {name}" for node in nodes for name in _cards_of_one_namespace(ledger, node))
+    sharing_text = f"Shared within one namespace only: {shared_within}\n" if shared_within else ""
+    cluster_text = f"Allocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n"
+    return f"{table}{line}\n{cluster_text}{unusable_text}{sharing_text}"
 
 
 def details(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None = None) -> str:
@@ -44,7 +47,7 @@ def details(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None 
     parts = []
     for node in nodes_with_devices(ledger, node_name):
         names = [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]]
-        head = tables.align_rows([*names, *_model_rows(node), *_unusable_rows(node)])
+        head = tables.align_rows([*names, *_model_rows(node), *_closed_rows(ledger, node)])
         body = [_pods_table(ledger, node)] if node.cards else []
         body += [_devices_table(ledger, node).rstrip()] if node.devices else []
         parts.append("\n{}\n{}\n".format(head, "\n\n".join(body)))
@@ -122,8 +125,19 @@ def _names_of_cards(nodes: Sequence[NodeState], cards_of: Callable[[NodeState], 
     return [f"{node.name} {name}" for node in nodes for name in cards_of(node)]
 
 
-def _unusable_rows(node: NodeState) -> list[list[str]]:
-    rows = [["UNHEALTHY:", ", ".join(_unhealthy_cards(node))], ["CORDONED:", ", ".join(_cordoned_cards(node))]]
+def _cards_of_one_namespace(ledger: Ledger, node: NodeState) -> list[str]:
+    """Describe the node's cards that only pods of one namespace may share."""
+    namespaces = totals.only_namespaces(ledger, node)
+    return [f"GPU{card.index} ({namespaces[i]})" for i, card in enumerate(node.cards) if i in namespaces]
+
+
+def _closed_rows(ledger: Ledger, node: NodeState) -> list[list[str]]:
+    """Return rows with the cards that take no pods, or pods of one namespace only."""
+    rows = [
+        ["UNHEALTHY:", ", ".join(_unhealthy_cards(node))],
+        ["CORDONED:", ", ".join(_cordoned_cards(node))],
+        ["ONLY-NAMESPACE:", ", ".join(_cards_of_one_namespace(ledger, node))],
+    ]
     return [line for line in rows if line[1]]
 
 
@@ -168,7 +182,7 @@ def as_json(
 
 
 def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
-    holdings = ledger.holdings(node.name)
+    holdings, namespaces = ledger.holdings(node.name), totals.only_namespaces(ledger, node)
     return [
         {
             "index": card.index,
@@ -176,6 +190,7 @@ def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
             "model": card.model,
             "healthy": card.healthy,
             "cordoned": card.cordoned,
+            "onlyNamespace": namespaces.get(i),
             "totalMiB": card.mem,
             "usedMiB": node.used[i],
             "pods": [

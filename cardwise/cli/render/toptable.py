@@ -106,6 +106,8 @@ def describe_state(card: CardUsage) -> str:
     states = ["unhealthy"] * (not card.healthy) + ["cordoned"] * card.cordoned + ["whole"] * card.whole
     if card.mps not in ("", "Ready", "Off"):
         states.append(f"MPS-{card.mps}")
+    if card.only_namespace:
+        states.append(f"only:{card.only_namespace}")
     return ",".join(states) or "ok"
 
 
@@ -177,6 +179,7 @@ def _card_as_json(card: CardUsage) -> dict[str, Any]:
         "healthy": card.healthy,
         "reason": card.reason,
         "cordoned": card.cordoned,
+        "onlyNamespace": card.only_namespace,
         "mps": card.mps,
         "isolation": None if card.isolation is None else msgspec.to_builtins(card.isolation),
         "holders": holders,

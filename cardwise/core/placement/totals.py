@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cardwise.core.api import quotas
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.quotas import NO_CHARGE, Charge, GPUQuota, QuotaEntry
-from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
@@ -61,6 +61,20 @@ class EntryView:
     used: Charge
     holders: tuple[tuple[Holding, Charge], ...]
     missing_class_reason: str | None = None
+
+
+def only_namespaces(ledger: Ledger, node: NodeState) -> dict[int, str]:
+    """By position of a card, the namespace whose pods alone may share the card, as a pod there demands.
+
+    Whole cards are left out, and so are shares of deleted pods, whose demand is unknown.
+    """
+    return {
+        position: holding.namespace
+        for holding in ledger.holdings(node.name)
+        if holding.mps_client.tenant.exclusive and holding.phase_name != REPORTED_PHASE
+        for share in holding.assignment.shares()
+        if not share.whole and (position := node.position(share)) is not None
+    }
 
 
 def classes_of_cards(

@@ -9,7 +9,7 @@ from cardwise.core.api import names
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from tests.cli import clusters
-from tests.cli.clusters import K80, P100, Cluster, card, lists, placed
+from tests.cli.clusters import K80, P100, Cluster, card, lists, placed, sharing_within
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
@@ -53,17 +53,27 @@ def test_wide_tells_which_cards_and_the_classes(monkeypatch):
     api.change("extendedresources", "gpu-n2-0", status={"isolation": advisory})
     assert run(monkeypatch, api, "-o", "wide", "n2").stdout == (
         "NAME     GPUS  USED/TOTAL(MiB)  FREE-GPUS  LARGEST  FRAGMENTED(MiB)  ISOLATION     PODS  UNHEALTHY  CORDONED  "
-        "MODELS\n"
+        "ONLY-NAMESPACE  MODELS\n"
         "n2       1/2   11441/22882      0          0        0 (0%)           advisory,mps  1     0          -         "
-        "Tesla K80\n"
+        "-               Tesla K80\n"
         "CLUSTER  2/4   18510/50599      0          8441     2110 (25%)       advisory,mps  4     n2/0       n1/1      "
-        "Tesla K80, Tesla P100\n"
+        "-               Tesla K80, Tesla P100\n"
         "\n"
         "CLASS              USED/TOTAL(MiB)  FREE(MiB)  FRAGMENTED(MiB)\n"
         "big                4069/16276       0          0 (0%)\n"
         "nvidia.tesla.k80   14441/34323      8441       2110 (25%)\n"
         "nvidia.tesla.p100  4069/16276       0          0 (0%)\n"
     )
+
+
+def test_gpus_that_pods_of_one_namespace_share_are_named_with_it(monkeypatch):
+    pods = [sharing_within(placed("team-a", "apart", "n1", 0, 100)), placed("team-b", "plain", "n2", 1, 100)]
+    api = lists(configmaps=[HALVES], pods=pods)
+    _, n1, n2, cluster, *_ = run(monkeypatch, api, "-o", "wide").stdout.splitlines()
+    assert ["  0:team-a  " in n1, "team" in n2, "  n1/0:team-a  " in cluster] == [True, False, True]
+    document = json.loads(run(monkeypatch, api, "-o", "json").stdout)
+    assert [node["onlyNamespaces"] for node in document["nodes"]] == [{"0": "team-a"}, {}]
+    assert document["cluster"]["onlyNamespaces"] == {"n1/0": "team-a"}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +106,7 @@ def test_for_programs(monkeypatch):
             "gpus": 2,
             "unhealthyGPUs": ["0"],
             "cordonedGPUs": [],
+            "onlyNamespaces": {},
             "memoryMiB": 2 * K80,
             "usedMiB": K80,
             "freeMiB": 0,

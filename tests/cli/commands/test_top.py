@@ -26,7 +26,7 @@ from cardwise.cli.render import livescreen, toptable
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
 from tests.cli import clusters
-from tests.cli.clusters import K80, Cluster, allocated, card, device, placed
+from tests.cli.clusters import K80, Cluster, allocated, card, device, placed, sharing_within
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
@@ -140,6 +140,17 @@ def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api)
     assert (n2["gpus"][0]["usedMiB"], n2["gpus"][0]["holders"][0]["usedMiB"]) == (None, None)
     assert (n2["gpus"][2]["healthy"], n2["gpus"][2]["reason"], n2["gpus"][2]["mps"]) == (False, "Xid 79", "Down")
     assert (n2["gpus"][3]["corePercent"], n2["gpus"][3]["grantedMiB"]) == (None, 100)
+
+
+def test_a_gpu_that_pods_of_one_namespace_share_says_whose_it_is(monkeypatch):
+    cards = [allocated(card("n1", 0), 100), allocated(card("n1", 1), K80, core=100, whole=True)]
+    pods = [placed("team-a", "apart", "n1", 0, 100), placed("team-a", "all", "n1", 1, K80, core=100)]
+    api = monitored_cluster(cards, [*map(sharing_within, pods)], {})
+    shared, whole = run(monkeypatch, api).stdout.splitlines()[3:5]
+    assert "  only:team-a  " in shared
+    assert "  whole  " in whole, "nobody else gets it anyway"
+    (node,) = json.loads(run(monkeypatch, api, "-o", "json").stdout)["nodes"]
+    assert [gpu["onlyNamespace"] for gpu in node["gpus"]] == ["team-a", None]
 
 
 def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api):

@@ -1,10 +1,16 @@
 """The screens as golden output, beside what gpushare's own program prints for the same cluster."""
 
+from dataclasses import replace
+
 from cardwise.cli.render import inspecttable
+from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.cards import Card
-from cardwise.core.placement.holding import Holding
+from cardwise.core.api.isolation import Isolation
+from cardwise.core.api.mpsprofile import IMAGE_USER, mps_client, reported_only_client
+from cardwise.core.api.sharing import Tenant
+from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.core.placement.ledger import Ledger
-from tests.build import cards, holding, ledger_with_free
+from tests.build import cards, holding, ledger_with_free, shares
 
 ADDRESSES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
 
@@ -76,6 +82,22 @@ def test_sick_cards_are_marked():
     text = inspecttable.details(ledger, {})
     assert text.count("UNHEALTHY:") == 1
     assert "UNHEALTHY:  GPU1, GPU2\n" in text
+
+
+def test_cards_that_pods_of_one_namespace_share_are_marked_with_it():
+    """Not whole ones, nor those of a deleted pod, whose demand is unknown."""
+    ledger = ledger_with_free(n1=[16276] * 4)
+    apart = mps_client(Isolation.ADVISORY, IMAGE_USER, Tenant("team-a", exclusive=True))
+    (all_of_it,) = shares(16276, 2)
+    whole = Assignment({"0": (replace(all_of_it, whole=True),)})
+    for pod in (holding("apart", 100, 1), replace(holding("all", 16276, 2), assignment=whole)):
+        ledger.set_holding(replace(pod, namespace="team-a", mps_client=apart))
+    gone = reported_only_client("team-b")
+    ledger.set_holding(replace(holding("gone", 100, 3), phase_name=REPORTED_PHASE, mps_client=gone))
+    assert inspecttable.summary(ledger, {}).endswith("\nShared within one namespace only: n1 GPU1 (team-a)\n")
+    assert "ONLY-NAMESPACE:  GPU1 (team-a)\n" in inspecttable.details(ledger, {})
+    (node,) = inspecttable.as_json(ledger, {}, {})["nodes"]
+    assert [gpu["onlyNamespace"] for gpu in node["gpus"]] == [None, "team-a", None, None]
 
 
 def test_cordoned_cards_are_marked_beside_sick_ones():
