@@ -77,11 +77,13 @@ class SimulatedCluster:
 
     def place_pod(self, uid: str, pod: SimulatedPod) -> str | None:
         """Place an arriving pod. Returns its node; None if it fits on no node."""
-        load = pod.shape.load
-        placement = self.engine.place(pod.shape.request or NO_CARD, load, self.policy)
+        request, load = pod.shape.request or NO_CARD, pod.shape.load
+        placement = self.engine.place(request, load, self.policy)
         if placement is None:
             return None
-        self.add_assigned_pod(Holding(uid, _NAMESPACE, pod.name, placement.node, placement.assignment))
+        self.add_assigned_pod(
+            Holding(uid, _NAMESPACE, pod.name, placement.node, placement.assignment, mps_client=request.mps_client)
+        )
         self._change_free_load(placement.node, load, 1)
         self._pod_loads[uid] = load
         return placement.node

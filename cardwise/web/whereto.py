@@ -109,5 +109,6 @@ def _count_fitting(cluster: ClusterState, nodes: list[str], request: PodRequest,
         placed = placement.place(ledger, nodes, request, policy)
         if not isinstance(placed, Placement):
             return count
-        ledger.set_holding(Holding(f"try-{count}", "", "try", placed.node, placed.assignment))
+        mps_client = request.mps_client
+        ledger.set_holding(Holding(f"try-{count}", "", "try", placed.node, placed.assignment, mps_client=mps_client))
     return _MAX_COUNTED
