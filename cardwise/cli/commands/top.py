@@ -53,7 +53,10 @@ def top(
 ) -> None:
     """Show GPUs, the shares granted on each, and what their pods use: the busiest nodes first, or NODE…
 
-    Use is measured by the MPS managers; "-" where none runs.
+    GRANTED: what containers hold. USED-MIB: what their processes use, measured by the MPS managers; "-" where none
+    runs. CORE: percent of the SMs that are requested. STATE: ok, unhealthy, cordoned, whole, that of MPS, or
+    only:NAMESPACE (shared within it). ISOLATION: what limits the memory of shares. HOLDERS: the pods that hold most;
+    "!" marks one that uses 640 MiB more than its share.
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} prints once, for programs: remove --watch")
