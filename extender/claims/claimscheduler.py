@@ -26,7 +26,7 @@ from cardwise.core.values.wording import pluralize
 from cardwise.kube import errors
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
-from cardwise.kube.pods.nodeconstraints import NodePreferences
+from cardwise.kube.pods.nodeconstraints import MAX_AFFINITY_CONDITIONS, NodePreferences, count_affinity_conditions
 from extender.api import verbs
 from extender.api.verbs import AnswerSettings, NotifyFullQuota
 from extender.binding import claimwriter
@@ -38,6 +38,7 @@ from extender.claims.takeback import ClaimTakeBack
 from extender.gangs.gangtypes import BindNow, BindRefused, Permit
 from extender.leadership.fence import run_in_parallel
 from extender.leadership.leadership import Leadership
+from extender.queue.searchpauses import SearchPauses
 from extender.records.claim import PendingByClaim
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs, FilterResult
@@ -53,6 +54,9 @@ _PASS_SECONDS: Final = 1.0  # seconds after which all pods are tried again, alth
 _PUBLISH_SECONDS: Final = 20.0  # seconds in which a decision must be published
 _REFUSED_SECONDS: Final = 15.0  # back-off after an answer that the same write would get again, such as of a quota
 _UNPROTECTED_SECONDS: Final = 1.0  # seconds between two checks of the policies that protect claims
+# Maximum number of conditions of a pod that is planned. The webhook allows a third; then it adds some of its own, and a
+# pod that is bound to the node of its first plan has one more in each term. A pod with an open gate may be changed.
+_MAX_CONDITIONS: Final = 3 * MAX_AFFINITY_CONDITIONS
 _MAX_REPORTED: Final = 4096  # pods whose last event is remembered
 _PINNED_TEXT: Final = "the pod's affinity names the node of its first plan; delete the pod to have it placed elsewhere"
 
@@ -134,6 +138,7 @@ class ClaimScheduler:
         self._epoch: int | None = None  # the epoch of the last step
         self._tried_at: object = None  # `State.may_fit_generation` before the last complete pass
         self._next_pass = float("-inf")
+        self._search_pauses = SearchPauses(clock)  # of namespaces, after long searches for nodes
         self._reported: dict[str, str] = {}  # by UID, the text of the pod's last event
 
     def fence_claims(self, still_leads: Callable[[], bool]) -> bool:
@@ -192,7 +197,12 @@ class ClaimScheduler:
                 return  # the next step continues
             if pod.ref.uid in self._arrived or pod.ref.uid in self._publishing or pod.shape in refused:
                 continue
-            if self._plan_pod(pod, search, epoch):
+            if self._search_pauses.is_paused(pod.ref.namespace):
+                continue
+            manifest = pod.read_manifest()
+            if self._has_too_many_conditions(pod.ref, manifest):
+                continue
+            if self._plan_pod(pod, manifest, search, epoch):
                 planned += 1
             elif pod.gang is None:
                 refused.add(pod.shape)
@@ -204,12 +214,23 @@ class ClaimScheduler:
                 pods = claimed.due_pods(part)
             yield from pods
 
-    def _plan_pod(self, pending: PendingByClaim, search: _NodeSearches, epoch: int) -> bool:
+    def _has_too_many_conditions(self, pod: PodRef, manifest: Json) -> bool:
+        """Whether the search for nodes would hold up other pods; an event says so."""
+        conditions = count_affinity_conditions(manifest["spec"])
+        if conditions <= _MAX_CONDITIONS:
+            return False
+        text = f"spec.affinity.nodeAffinity: {conditions} conditions are too many to search nodes for the pod"
+        self._report(pod, f"{text}; write at most {MAX_AFFINITY_CONDITIONS}")
+        return True
+
+    def _plan_pod(self, pending: PendingByClaim, manifest: Json, search: _NodeSearches, epoch: int) -> bool:
         """Choose the pod's node and begin to publish it. Returns False if the pod fits no node now."""
-        pod, manifest = pending.waiting, pending.read_manifest()
+        pod = pending.waiting
         with self._state.claimed_pods() as claimed:
             avoided = claimed.avoided_nodes(pod.uid)
+        start_cpu = self._clock.cpu()
         weights = search.find_nodes(pending, manifest)
+        self._search_pauses.charge_search(pending.ref.namespace, self._clock.cpu() - start_cpu)
         offered = {node: weight for node, weight in weights.items() if node not in avoided}
         # Nodes with a higher weight come first, as far as GPUs are free there. Members of a gang are planned together.
         groups: list[Collection[str]] = [offered.keys()]

@@ -176,8 +176,15 @@ class _NodeSelector(Struct, rename="camel"):
     node_selector_terms: list[_NodeSelectorTerm] | None = None
 
 
+class _PreferredTerm(Struct):
+    preference: _NodeSelectorTerm | None = None
+
+
 class _NodeAffinity(Struct):
     required: _NodeSelector | None = msgspec.field(name="requiredDuringSchedulingIgnoredDuringExecution", default=None)
+    preferred: list[_PreferredTerm] | None = msgspec.field(
+        name="preferredDuringSchedulingIgnoredDuringExecution", default=None
+    )
 
 
 class _Affinity(Struct, rename="camel"):

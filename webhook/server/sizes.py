@@ -16,6 +16,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.request import Container
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
+from cardwise.kube.pods.nodeconstraints import MAX_AFFINITY_CONDITIONS, count_affinity_conditions
 from webhook.templates import containers
 
 MAX_BYTES: Final = 512 * 1024  # maximum number of bytes of an object as JSON; its annotations alone may have 256 KiB
@@ -116,6 +117,11 @@ def _check_lists(template: Json, pod_containers: list[Container], path: str, add
     for field, content in (template.get("spec") or {}).items():
         if isinstance(content, list | dict):
             _refuse_too_many_entries(f"{path}spec.{field}", len(content), MAX_ENTRIES, added)
+    conditions = count_affinity_conditions(template.get("spec") or {})
+    if conditions > MAX_AFFINITY_CONDITIONS + added:
+        problem = f"{conditions} conditions are too many for a pod that requests GPUs"
+        remedy = f"write at most {MAX_AFFINITY_CONDITIONS}, each with as many values as it needs"
+        raise InvalidRequest(f"{path}spec.affinity.nodeAffinity", problem, remedy)
     total_by_field: Counter[str] = Counter()
     for container in pod_containers:
         for field, content in container.spec.items():

@@ -8,6 +8,7 @@ import pytest
 
 from cardwise.core.api import claims, names
 from cardwise.kube import paths
+from extender.nomination.nominator import Nominator
 from tests.build import P100
 from tests.fakes.apiserver import Fault
 from tests.property.claimsworld import CLAIMS, UNSCHEDULABLE, ClaimsWorld, protect_claims
@@ -88,6 +89,58 @@ def test_a_pod_whose_scheduler_does_not_exist_gives_its_gpu_to_another_pod():
         world.do("passes", seconds=40.0, stride=0.5)
         assert (world.claim_of(pod_of(world)), world.allocation_of(pod_of(world, "p2")) is None) == (None, False)
         assert any("has not scheduled the pod for 120 s" in text for text in events_of(world)), events_of(world)
+
+
+def affine(world, name, namespace, conditions):
+    """Create a pod whose preferred node affinity has so many conditions."""
+    pod = world._asking(name, gpu_mem=1000)
+    preferred = [
+        {"weight": 1, "preference": {"matchExpressions": [{"key": f"{name}-{i}", "operator": "Exists"}]}}
+        for i in range(conditions)
+    ]
+    pod["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    pod["metadata"]["namespace"] = namespace
+    world.api.write_object(paths.pods(), pod)
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """The pods for which nodes are searched."""
+    searched, search_nodes = [], Nominator.search_nodes
+
+    def record(nominator, pod, preferences):
+        searched.append(pod.ref.name)
+        return search_nodes(nominator, pod, preferences)
+
+    monkeypatch.setattr(Nominator, "search_nodes", record)
+    return searched
+
+
+def test_no_nodes_are_searched_for_a_pod_with_too_many_conditions(searches):
+    with world_of() as world:
+        affine(world, "p1", "default", 193)
+        affine(world, "p2", "default", 192)
+        passes(world, 3.0)
+        assert (world.allocation_of(pod_of(world)), world.allocation_of(pod_of(world, "p2")) is None) == (None, False)
+        assert set(searches) == {"p2"}
+        assert events_of(world) == [
+            "spec.affinity.nodeAffinity: 193 conditions are too many to search nodes for the pod; write at most 64"
+        ]
+
+
+def test_after_a_long_search_its_namespace_pauses_and_the_pods_of_others_do_not_wait(searches, monkeypatch):
+    """Each search takes 0.2 s of CPU, so the namespace pauses 2 s. Without pauses its twenty pods would take 4 s."""
+    with world_of() as world:
+        monkeypatch.setattr(type(world.clock), "cpu", lambda _: 0.2 * sum(name != "fair" for name in searches))
+        passes(world)
+        for i in range(20):
+            affine(world, f"p{i}", "busy", i + 1)
+        affine(world, "fair", "default", 0)
+        passes(world, 1.0)
+        assert world.allocation_of(pod_of(world, "fair")) is not None
+        assert [name for name in searches if name != "fair"] == ["p0"]
+        passes(world, 60.0)
+        assert {f"p{i}" for i in range(20)} <= set(searches), "all are planned in the end"
 
 
 def test_a_claim_without_its_owner_is_deleted_when_its_pod_is_gone():

@@ -11,6 +11,7 @@ from cardwise.core.api import names, request
 from cardwise.core.api.isolation import Isolation
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
+from cardwise.kube.pods.nodeconstraints import MAX_AFFINITY_CONDITIONS
 from tests.build import container, pod, resource_class
 from tests.webhook.reviews import Known, on_defaults, on_mutate, on_validate, refusal, resource_classes
 from webhook.cluster.namespaces import Defaults
@@ -60,6 +61,17 @@ def of_selectors(count: int) -> Json:
     return manifest
 
 
+def of_affinity(field: str, count: int) -> Json:
+    """A pod with the conditions in two terms of the field, half in each."""
+    conditions = [{"key": f"l{i}", "operator": "Exists"} for i in range(count)]
+    terms = [{"matchExpressions": conditions[::2]}, {"matchExpressions": conditions[1::2]}]
+    preferred = [{"weight": 1, "preference": term} for term in terms]
+    content = {"nodeSelectorTerms": terms} if field.startswith("required") else preferred
+    manifest = pod("big", gpu_mem=8)
+    manifest["spec"]["affinity"] = {"nodeAffinity": {field: content}}
+    return manifest
+
+
 def of_labels(count: int) -> Json:
     manifest = pod("big", gpu_mem=8)
     manifest["metadata"]["labels"] = {f"l{i}": "" for i in range(count)}
@@ -104,6 +116,14 @@ SHAPES = pytest.mark.parametrize(
         (partial(in_spec, "schedulingGates"), sizes.MAX_ENTRIES, "spec.schedulingGates: {} are too many"),
         (of_selectors, sizes.MAX_ENTRIES, "spec.nodeSelector: {} are too many"),
         (partial(in_spec, "tolerations"), sizes.MAX_ENTRIES, "spec.tolerations: {} are too many"),
+        *(
+            (
+                partial(of_affinity, f"{kind}DuringSchedulingIgnoredDuringExecution"),
+                MAX_AFFINITY_CONDITIONS,
+                "spec.affinity.nodeAffinity: {} conditions are too many",
+            )
+            for kind in ("required", "preferred")
+        ),
         (
             of_annotation_bytes,
             sizes.MAX_ANNOTATION_BYTES,
