@@ -38,6 +38,7 @@ class Known:
     cards_on: dict[tuple[str, ...], CardSizes] = field(default_factory=dict)  # by class and nodes
     card_labels: list[Json] = field(default_factory=list)
     standings: dict[str, list[QuotaUsage]] = field(default_factory=dict)
+    gpu_resource_quotas: frozenset[str] = frozenset()  # namespaces with a ResourceQuota that counts GPUs
     # a member and the gang size that it names, by namespace/gang
     numbers: dict[str, tuple[str, int]] = field(default_factory=dict)
     scopes: frozenset[str] = frozenset()
@@ -79,6 +80,9 @@ class Known:
 
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         return self.standings.get(namespace, [])
+
+    def has_gpu_resource_quota(self, namespace: str) -> bool:
+        return namespace in self.gpu_resource_quotas
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         number_of_gang = self.numbers.get(f"{namespace}/{gang}")

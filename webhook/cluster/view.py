@@ -37,6 +37,7 @@ from webhook.cluster.offers import NodeOffer, NodeOffers
 from webhook.cluster.ondemand import FreshList, GangNumbers, LookupLimit, PodGroups
 
 LIMIT_RANGES: Final = paths.namespaced("/api/v1", "limitranges")
+RESOURCE_QUOTAS: Final = paths.namespaced("/api/v1", "resourcequotas")
 
 # The number of failed calls after which readiness no longer waits for an optional list: its CRD is not installed, or
 # the webhook may not read it.
@@ -54,6 +55,9 @@ _MAX_POD_BYTES: Final = 8 << 20
 # Parts of resource names. A pod whose text has none of them requests nothing of Cardwise, so it is not decoded: a large
 # pod would take 80 ms, in which no other review advances.
 _RESOURCE_DOMAINS: Final = (b"aliyun.com/", f"{names.GROUP}/".encode())
+
+# How the keys begin by which a ResourceQuota counts GPUs.
+_GPU_QUOTA_KEYS: Final = ("requests.aliyun.com/", f"requests.{names.CLASS_PREFIX}")
 
 T = TypeVar("T")
 
@@ -75,6 +79,7 @@ class ClusterView:
         self._podgroups = PodGroups(client, clock)
         self._fresh_classes = FreshList(client, paths.resourceclasses(), clock)
         self._quota_usages: _ByNamespace[QuotaUsage] = _ByNamespace()
+        self._gpu_resource_quotas: _ByNamespace[bool] = _ByNamespace()  # True for each that counts GPUs
         self._bounds: _ByNamespace[Bounds] = _ByNamespace()
         self._parse_errors: dict[str, str] = {}
         selector = {"labelSelector": f"{names.DEFAULTS_LABEL}={namespaces.ENABLED}"}
@@ -123,6 +128,14 @@ class ClusterView:
             pace=CENTRAL_PACE,
             clock=clock,
         )
+        self._resource_quota_reflector: Reflector[bool] = Reflector(
+            client,
+            RESOURCE_QUOTAS,
+            _project_resource_quota,
+            self._gpu_resource_quotas,
+            pace=CENTRAL_PACE,
+            clock=clock,
+        )
         self._offers = NodeOffers()
         self._node_reflector: Reflector[NodeOffer] = Reflector(
             client, paths.nodes(), offers.project, self._offers, pace=CENTRAL_PACE, clock=clock
@@ -134,6 +147,7 @@ class ClusterView:
             self._class_reflector,
             self._quota_reflector,
             self._limit_range_reflector,
+            self._resource_quota_reflector,
             self._node_reflector,
         )
 
@@ -193,6 +207,9 @@ class ClusterView:
 
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         return self._quota_usages.in_namespace(namespace)
+
+    def has_gpu_resource_quota(self, namespace: str) -> bool:
+        return any(self._gpu_resource_quotas.in_namespace(namespace))
 
     def offers(self) -> NodeOffers | None:
         return self._offers if self._node_reflector.synced.is_set() else None
@@ -305,6 +322,14 @@ class _ByNamespace(Generic[T]):
 def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
     metadata = decode_namespace(raw).metadata
     return metadata.name, namespaces.read_defaults(metadata.annotations)
+
+
+def _project_resource_quota(raw: bytes) -> tuple[str, bool]:
+    """The key of a ResourceQuota, and whether it counts GPUs."""
+    manifest = _decode_object(wire.trim_object(raw))
+    hard = (manifest.get("spec") or {}).get("hard") or {}
+    key = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+    return key, any(name.startswith(_GPU_QUOTA_KEYS) for name in hard)
 
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:

@@ -54,6 +54,9 @@ class Lookups(Protocol):
     def quotas(self, namespace: str) -> Sequence[QuotaUsage]:
         """The GPUQuotas of the namespace."""
 
+    def has_gpu_resource_quota(self, namespace: str) -> bool:
+        """Whether a ResourceQuota of the namespace counts GPUs."""
+
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """The name of an existing pod of the gang that names another size, and that size; None if no such pod is
         known.

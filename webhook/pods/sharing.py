@@ -30,8 +30,10 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 
 
 def validate(pod: PodUnderReview, context: Context) -> None:
-    """Refuse a pod that lacks its namespace's demand, and in a namespace with GPUQuotas a demand of the pod alone: a
-    GPUQuota counts what pods request, and not the rest of a GPU that no other namespace can use. Raises InvalidRequest.
+    """Refuse a pod without its namespace's demand; where the namespace has a quota on GPUs, a demand of the pod alone.
+
+    For a quota counts what pods request, and not the rest of a GPU that no other namespace can use.
+    Raises InvalidRequest.
     """
     if not pod.cards:
         return
@@ -41,7 +43,15 @@ def validate(pod: PodUnderReview, context: Context) -> None:
             raise InvalidRequest(FIELD, "is missing, and the namespace requires it", f"write {NAMESPACE}")
         return
     check_share_with(text)
-    if not required and context.cluster.quotas(context.namespace):
-        problem = "the namespace has a GPUQuota, which does not count the rest of a GPU that others cannot use"
+    if required:
+        return
+    if context.cluster.quotas(context.namespace):
+        quota = "GPUQuota"
+    elif context.cluster.has_gpu_resource_quota(context.namespace):
+        quota = "ResourceQuota"
+    else:
+        quota = None
+    if quota is not None:
+        problem = f"the namespace has a {quota}, which does not count the rest of a GPU that others cannot use"
         remedy = "leave it out, or let an administrator set it on the namespace for all its pods"
         raise InvalidRequest(FIELD, problem, remedy)

@@ -14,14 +14,14 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from cardwise.kube import paths
-from tests.build import asking, extended_resource, gpu_quota, limit_range, resource_class
+from tests.build import asking, extended_resource, gpu_quota, limit_range, resource_class, resource_quota
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from webhook.cluster import namespaces
 from webhook.cluster import view as view_module
 from webhook.cluster.cards import CardSizes
 from webhook.cluster.limitranges import Bounds
-from webhook.cluster.view import LIMIT_RANGES, ClusterView
+from webhook.cluster.view import LIMIT_RANGES, RESOURCE_QUOTAS, ClusterView
 from webhook.pods.defaults import check_defaults
 from webhook.server import sizes
 
@@ -56,7 +56,7 @@ class World:
 
     def follows(self) -> None:
         """Wait until the watches have delivered everything."""
-        self.clock.until_waiting(6)
+        self.clock.until_waiting(7)
 
     def start(self, cards: list[Json] = CARDS) -> ClusterView:
         self.put_objects(paths.extendedresources(), *cards)
@@ -185,11 +185,11 @@ def test_webhook_is_ready_without_optional_crds(world):
     world.api.missing = {paths.resourceclasses(), paths.gpuquotas()}
     view = world.view
     assert {text.partition(" ")[0] for text in view.problems()} == {
-        "namespaces", "extendedresources", "resourceclasses", "gpuquotas", "limitranges", "nodes",
+        "namespaces", "extendedresources", "resourceclasses", "gpuquotas", "limitranges", "resourcequotas", "nodes",
     }  # fmt: skip
     world.start()
     assert view.problems() == ["resourceclasses are not listed yet", "gpuquotas are not listed yet"]
-    world.clock.step_until(lambda: view.problems() == [], threads=6)
+    world.clock.step_until(lambda: view.problems() == [], threads=7)
     assert world.clock.now() - 1000 < 5  # seconds; only these two delay the readiness
     assert view.classes() == {}
     assert view.quotas("a") == []
@@ -199,7 +199,7 @@ def test_webhook_is_ready_without_optional_crds(world):
 def test_webhook_is_not_ready_without_cards(world):
     world.api.missing = {paths.extendedresources()}
     world.start([])
-    world.clock.step_until(lambda: world.view._card_reflector.errors >= 10, threads=6)
+    world.clock.step_until(lambda: world.view._card_reflector.errors >= 10, threads=7)
     assert world.view.problems() == ["extendedresources are not listed yet"]
 
 
@@ -224,6 +224,18 @@ def test_tightest_limit_range_counts(world):
     assert {name: amount.text for name, amount in bounds.pod_maximum.items()} == {"cpu": "3"}
     assert view.bounds("b") == Bounds()
     assert view.bounds("c") == Bounds()
+
+
+def test_resource_quotas_that_count_gpus_are_known(world):
+    quotas = {
+        "a": {"requests.aliyun.com/gpu-mem": "8138"},
+        "b": {"requests.cardwise.dev/k80": "2", "pods": "9"},
+        "c": {"requests.cpu": "4", "requests.nvidia.com/gpu": "1"},
+    }
+    for namespace, hard in quotas.items():
+        world.put_objects(RESOURCE_QUOTAS, resource_quota(hard, namespace=namespace))
+    view = world.start()
+    assert [namespace for namespace in "abcd" if view.has_gpu_resource_quota(namespace)] == ["a", "b"]
 
 
 def test_mps_scopes_are_read_from_the_cards(world):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from cardwise.core.api import names
 from cardwise.core.api.sharing import FIELD
 from cardwise.core.values.decoded import Json
@@ -47,11 +49,22 @@ def test_opting_out_of_defaults_does_not_lift_the_demand() -> None:
     assert share_with(admitted(pod, TEAM, namespace="team")[0]) == "namespace"
 
 
-def test_where_a_quota_counts_requests_only_the_namespace_may_demand_it() -> None:
-    usage = gpuquotas.parse(build.gpu_quota({"shares": 9}))
-    known = Known(standings={"default": [usage], "team": [usage]}, namespaces=TEAM.namespaces)
+USAGE = gpuquotas.parse(build.gpu_quota({"shares": 9}))
+
+
+@pytest.mark.parametrize(
+    ("quota", "known"),
+    [
+        ("GPUQuota", Known(standings={"default": [USAGE], "team": [USAGE]}, namespaces=TEAM.namespaces)),
+        (
+            "ResourceQuota",
+            Known(gpu_resource_quotas=frozenset({"default", "team"}), namespaces=TEAM.namespaces),
+        ),
+    ],
+)
+def test_where_a_quota_counts_requests_only_the_namespace_may_demand_it(quota: str, known: Known) -> None:
     stored, _ = admitted(pod_with("namespace"))
-    says = "the namespace has a GPUQuota, which does not count the rest of a GPU that others cannot use"
+    says = f"the namespace has a {quota}, which does not count the rest of a GPU that others cannot use"
     remedy = "leave it out, or let an administrator set it on the namespace for all its pods"
     assert judged(stored, known).message == f"{FIELD}: {says}; {remedy}"
     assert on_validate(stored, "pods", known, SETTINGS, namespace="team").allowed
