@@ -167,6 +167,18 @@ def test_the_kernels_limit_needs_no_mps(idle_rig):
     assert rig.status(0)["isolation"]["memory"] == "kernel"
 
 
+def test_the_fraction_is_of_the_whole_card_where_the_driver_limits(idle_rig):
+    """Nobody has seen that limit hold. Where it does, JAX takes too little (docs/reference/frameworks.md); a fraction
+    of the limit would give it the whole card where it does not.
+    """
+    for card in idle_rig.cards:
+        card["properties"] = {"driver": "615.71.09"}
+    idle_rig.write_cards()
+    rig = idle_rig.start()
+    env = rig.env(start(rig, bound(rig, "a", [(0, 8138)], isolation="kernel")))
+    assert (env["CARDWISE_MEM_FRACTION"], env["NVIDIA_GPU_MEMORY_LIMIT"]) == ("0.5000", "8138")
+
+
 def test_without_cdi_there_is_no_way_to_the_daemon(world):
     world.rig.access = Access.ENV
     rig = world.rig.start()
