@@ -84,9 +84,9 @@ def _base(say: binaries.Say) -> Path:
 
 
 def _write_base(path: Path) -> None:
-    files = dict(_files())
+    files = dict(python_files(locked_packages()))
     program = Path(sys.executable).resolve()
-    objects = _objects([program, *(source for source in files.values() if ".so" in source.suffixes)])
+    objects = shared_objects([program, *(source for source in files.values() if ".so" in source.suffixes)])
     with tarfile.open(path, "w") as layer:
         _folders(layer, [*files, f"{_BIN}/x", f"{_OBJECTS}/x", "lib64/x", "etc/x", "dev/x", "proc/x", "sys/x", "run/x"])
         _folder(layer, "tmp", 0o1777)
@@ -96,14 +96,19 @@ def _write_base(path: Path) -> None:
             layer.add(source.resolve(), name, filter=_of_root)
 
 
-def _files() -> Iterator[tuple[str, Path]]:
-    """Path in the image, without the slash, and here."""
+def locked_packages() -> list[str]:
+    """The packages that our parts need."""
+    return re.findall(r"^([A-Za-z0-9_.-]+)==", _LOCK.read_text(), re.MULTILINE)
+
+
+def python_files(packages: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """The standard library and these packages: path in the image, without the slash, and here."""
     library = Path(sysconfig.get_path("stdlib"))
     for source in sorted(library.rglob("*")):
         inside = source.relative_to(library).as_posix()
         if source.is_file() and not _LEFT_OUT.search(inside):
             yield f"{_LIB}/{inside}", source
-    for name in re.findall(r"^([A-Za-z0-9_.-]+)==", _LOCK.read_text(), re.MULTILINE):
+    for name in packages:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
@@ -119,8 +124,8 @@ def _files() -> Iterator[tuple[str, Path]]:
                 yield f"{_SITE}/{Path(inside).parent.as_posix()}/__pycache__/{compiled.name}", compiled
 
 
-def _objects(users: Iterable[Path]) -> dict[str, Path]:
-    """The shared objects that they need, and the loader."""
+def shared_objects(users: Iterable[Path]) -> dict[str, Path]:
+    """The shared objects that these programs and objects need, and the loader."""
     objects: dict[str, Path] = {}
     listed = subprocess.run(["ldd", *map(str, users)], capture_output=True, text=True, check=False).stdout
     for soname, source in _SONAME.findall(listed):
