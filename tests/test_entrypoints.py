@@ -16,6 +16,7 @@ WITH_HELP = (
     "tests.property.differential",
     "tests.property.planted",  # draws histories for minutes
     "tests.property.replay",
+    "tests.realcard",
     "tests.words",
 )
 # They take no options of their own: they begin at once to download, to start a cluster, or to change files.
@@ -60,8 +61,8 @@ def test_each_program_is_named_here():
         for path in (ROOT / part).rglob("*.py")
         if not path.name.startswith("test_") and "_build" not in path.parts and f"\n{starts}" in path.read_text()
     }
-    # Tests start it.
-    assert programs - {"tests.runtime.http.servingprogram"} == {*WITH_HELP, *IMPORTED}
+    # Tests start them, the latter where PyTorch is.
+    assert programs - {"tests.runtime.http.servingprogram", "tests.realcard.model"} == {*WITH_HELP, *IMPORTED}
 
 
 def test_an_extender_of_another_commit_is_compared():

@@ -11,7 +11,11 @@ test_frameworks runs the frameworks of the Python that CARDWISE_GPU_PYTHON names
 tests; a framework that is not there, or has no CUDA build, is skipped.
 
 Numbers are printed at the end as a table of Markdown, for docs/measured.md, with driver and card. Without a card, or
-without what else is needed, every test is skipped and says why.
+without what else is needed, every test is skipped and says why. `python -m tests.realcard` runs them on a machine that
+is there for some minutes.
+
+CARDWISE_GPU_DOUBLE=1 has doubles of card, MPS and CUDA (doublecard, tests/mps/double, doublecuda) in place of NVIDIA's:
+it shows that a test works, and nothing about cards.
 """
 
 import os
@@ -24,15 +28,44 @@ import pytest
 
 from cardwise.gpus.nvml import NvmlGpus
 from cardwise.gpus.protocol import GpusUnavailable
+from cardwise.gpus.simulated import SimulatedGpus
 from mps.host.processes import CONTROL_PROGRAM
 from tests.integration.conftest import pytest_runtest_makereport  # noqa: F401 - a hook
+from tests.mps.mpsnode import DOUBLE
+from tests.realcard.doublecard import DRIVER, DoubleCard
 from tests.realcard.machine import Machine
+from tests.realcard.results import RESULTS_ENV, ScenarioResults
+from tests.realcard.tenant import DOUBLE_ENV
 
 _MEASURED: list[tuple[str, str]] = []
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if path := os.environ.get(RESULTS_ENV):
+        config.pluginmanager.register(ScenarioResults(Path(path), _MEASURED))
+
+
 @pytest.fixture(scope="session")
-def gpus() -> Iterator[NvmlGpus]:
+def double() -> Iterator[DoubleCard | None]:
+    """The double of the card, where it is asked for."""
+    if not os.environ.get("CARDWISE_GPU_DOUBLE"):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="cwcard-") as folder, pytest.MonkeyPatch.context() as patch:
+        Path(folder).chmod(0o755)
+        card = DoubleCard(Path(folder))
+        patch.setenv(DOUBLE_ENV, str(card.address))
+        patch.setenv("CARDWISE_DOUBLE_DRIVER", DRIVER.partition(".")[0])
+        patch.setenv("PATH", f"{DOUBLE.parent}{os.pathsep}{os.environ['PATH']}")
+        yield card
+        card.close()
+
+
+@pytest.fixture(scope="session")
+def gpus(double: DoubleCard | None) -> Iterator[NvmlGpus | SimulatedGpus]:
+    if double is not None:
+        yield double.gpus
+        return
     try:
         nvml = NvmlGpus()
     except GpusUnavailable as error:
@@ -53,11 +86,13 @@ def gpus() -> Iterator[NvmlGpus]:
 
 
 @pytest.fixture
-def machine(gpus: NvmlGpus) -> Iterator[Machine]:
+def machine(gpus: NvmlGpus, double: DoubleCard | None) -> Iterator[Machine]:
     """Not started yet."""
     folder = Path(tempfile.mkdtemp(prefix="cwgpu-", dir="/tmp"))  # short: paths of pipes end at 87 bytes
     folder.chmod(0o755)
     new_machine = Machine(folder, gpus)
+    if double is not None:
+        double.mps_root = new_machine.root
     try:
         yield new_machine
     finally:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,10 @@ from mps.host.processes import CONTROL_PROGRAM, LOCAL
 from mps.manager import ManagerLock, ManagerSettings, MpsManager
 from tests.fakes.apiserver import ApiServer
 from tests.mps.mpsnode import NODE
+from tests.realcard.tenant import DOUBLE_ENV
 
 PROGRAM = Path(__file__).parent / "tenant.py"
+DOUBLE_LIBRARY = Path(__file__).parent / "doublecuda.py"  # which lies beside it
 READY_SECONDS = 90.0
 # As in a container: mounts, PIDs and IPC of its own, a small /dev/shm, and of MPS the clients' folder alone, read-only.
 # $1: that folder; $2: where a container has it; $3: the manager's root; $4: the user; $5: the program.
@@ -42,7 +44,7 @@ mount -t tmpfs tmpfs /run
 mkdir -p "$2"
 mount --bind "$1" "$2"
 mount -o remount,bind,ro "$2"
-cp "$5" /run/tenant.py
+cp "$5" "${5%/*}/doublecuda.py" /run
 mount -t tmpfs tmpfs "$3"
 user=$4; shift 5
 exec setpriv --reuid "$user" --regid "$user" --clear-groups /usr/bin/python3 /run/tenant.py "$@"
@@ -200,6 +202,12 @@ class Machine:
         pipe = self.home / mps.CLIENTS_FOLDER if through else self.root / "nowhere"
         return {"CUDA_VISIBLE_DEVICES": self.card.uuid, mps.PIPE_ENV: str(pipe)}
 
+    def environment(self, *, mib: int, percent: int, through: bool) -> dict[str, str]:
+        """That of a tenant's process."""
+        kept = {name: variable for name, variable in os.environ.items() if not name.startswith("CUDA_")}
+        limit = {mps.LIMIT_ENV: mps.limits_value([MiB(mib)])} if mib else {}
+        return kept | self.visible(through=through) | limit | ({mps.PERCENT_ENV: str(percent)} if percent else {})
+
     def tenant(
         self,
         program: str,
@@ -207,34 +215,34 @@ class Machine:
         mib: int = 0,
         percent: int = 0,
         through: bool = True,
-        env: dict | None = None,
+        env: Mapping[str, str | None] | None = None,
         user: int | None = None,
     ) -> Tenant:
-        """`mib` and `percent`: its own limits, 0 for none; not `through` MPS: straight to the card. `user`: another
-        one's, in the system's own Python, since ours may lie where nobody else may go.
+        """`mib` and `percent`: its own limits, 0 for none; not `through` MPS: straight to the card. `env`: in place of
+        what it is given, None: without. `user`: another one's, in the system's own Python, since ours may lie where
+        nobody else may go.
         """
-        kept = {name: variable for name, variable in os.environ.items() if not name.startswith("CUDA_")}
-        environment = kept | self.visible(through=through)
-        if mib:
-            environment[mps.LIMIT_ENV] = mps.limits_value([MiB(mib)])
-        if percent:
-            environment[mps.PERCENT_ENV] = str(percent)
+        environment = self.environment(mib=mib, percent=percent, through=through)
         python: list[str | Path] = [sys.executable, PROGRAM]
         if user is not None:
-            copy = Path(shutil.copy(PROGRAM, self.root))
-            copy.chmod(0o644)
+            for file in (DOUBLE_LIBRARY, PROGRAM):
+                copy = Path(shutil.copy(file, self.root))
+                copy.chmod(0o644)
             python = ["/usr/bin/python3", copy]
-        return self._started(environment | (env or {}), [*python, program, *map(str, numbers)], user)
+        changed = {name: setting for name, setting in (environment | dict(env or {})).items() if setting is not None}
+        return self.run(changed, [*python, program, *map(str, numbers)], user)
 
     def container(self, program: str, *numbers: object, mib: int = 0, percent: int = 0, user: int = 0) -> Tenant:
         """As `tenant` through MPS, in namespaces of its own, where it has of MPS what a container is given."""
         share = mps.container_environment([MiB(mib)] if mib else [], percent or None)
-        environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": self.card.uuid} | share
+        kept = {name: os.environ[name] for name in ("PATH", DOUBLE_ENV) if name in os.environ}
+        environment = kept | {"CUDA_VISIBLE_DEVICES": self.card.uuid} | share
         arguments = [self.home / mps.CLIENTS_FOLDER, mps.CONTAINER_PIPE, self.root, user, PROGRAM]
         command = [*UNSHARE, "sh", "-ec", CONTAINER, "sh", *map(str, arguments), program, *map(str, numbers)]
-        return self._started(environment, command)
+        return self.run(environment, command)
 
-    def _started(self, environment: dict[str, str], command: list[str | Path], user: int | None = None) -> Tenant:
+    def run(self, environment: dict[str, str], command: list[str | Path], user: int | None = None) -> Tenant:
+        """Starts a program that speaks as the tenants' does."""
         self.tenants.append(Tenant(environment, command, user))
         return self.tenants[-1]
 

@@ -4,6 +4,8 @@ its own, with the environment of a container; tells what it meets in lines of JS
     tenant.py see              what the card looks like: {"free": MiB, "total": MiB, "sms": n}
     tenant.py fill             allocates until it is refused: also {"allocated": MiB, "error": code}
     tenant.py hold MIB         allocates, says {"held": MiB}, and stays until its input ends
+    tenant.py take CALL MIB    allocates so much in small pieces by this call (see CALLS) until it is refused, says
+                               {"allocated": MiB, "error": code}, and stays until its input ends
     tenant.py grow             says {"ready"}; for each line of input allocates that many MiB: {"error": code}
     tenant.py work BLOCKS S    says {"ready"}, waits for a line, computes for S seconds: as busy, and how long a round
                                took: {"p50": microseconds, "p99": microseconds}
@@ -12,7 +14,9 @@ its own, with the environment of a container; tells what it meets in lines of JS
 """
 
 import ctypes
+import importlib
 import json
+import os
 import sys
 import threading
 import time
@@ -23,6 +27,8 @@ SMS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 THREADS = 128
 ROUNDS = 200_000  # of the kernel's loop: about a millisecond on one multiprocessor
 OK = 0
+PIECE = 16 * MIB
+DOUBLE_ENV = "CARDWISE_DOUBLE_CARD"  # the socket of the double of a card, in place of a real one
 
 # Writes the end of a long sum to where it is told, so that nothing of it can be left out.
 KERNEL = b"""
@@ -64,11 +70,47 @@ class CudaError(Exception):
         self.code = code
 
 
+class Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = (("kind", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+PINNED = 1  # CU_MEM_ALLOCATION_TYPE_PINNED
+ON_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
+GLOBAL = 1  # CU_MEM_ATTACH_GLOBAL
+# CUDA's calls that allocate on the card, with what follows pointer and size.
+CALLS = {
+    "plain": ("cuMemAlloc_v2", ()),
+    "managed": ("cuMemAllocManaged", (GLOBAL,)),
+    "async": ("cuMemAllocAsync", (None,)),
+    "virtual": ("cuMemCreate", (ctypes.byref(Properties(PINNED, 0, Location(ON_DEVICE, 0))), ctypes.c_uint64(0))),
+}
+
+
+def library() -> "ctypes.CDLL":
+    """The driver's, or its double, which lies beside this file."""
+    double = os.environ.get(DOUBLE_ENV)
+    return importlib.import_module("doublecuda").Library(double) if double else ctypes.CDLL("libcuda.so.1")
+
+
 class Card:
     """The first card that this process sees, with a context on it."""
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
+        self._cuda = library()
         self.call("cuInit", 0)
         self._device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(self._device), 0)
@@ -104,6 +146,14 @@ class Card:
             else:
                 error, size = code, size // 2
         return seen | {"allocated": allocated // MIB, "error": error}
+
+    def allocate_by(self, call: str, mib: int) -> dict:
+        name, arguments = CALLS[call]
+        code, pieces = OK, 0
+        while code == OK and pieces * PIECE < mib * MIB:
+            code = self.code(name, ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(PIECE), *arguments)
+            pieces += code == OK
+        return {"allocated": pieces * PIECE // MIB, "error": code}
 
     def load(self) -> ctypes.c_void_p:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -162,6 +212,9 @@ def main(program: str, *numbers: str) -> None:
         case "hold":
             code = card.allocate(int(numbers[0]) * MIB)
             print_line(held=int(numbers[0]) if code == OK else 0, error=code)
+            sys.stdin.read()
+        case "take":
+            print_line(**card.allocate_by(numbers[0], int(numbers[1])))
             sys.stdin.read()
         case "grow":
             print_line(ready=True)

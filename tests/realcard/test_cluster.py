@@ -5,6 +5,7 @@ Each test runs twice: with our parts as processes, and by the chart, in pods tha
 Needs what real nodes of the tests need (tests/cluster): root, its programs, and Debian's runc, CNI and busybox.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,20 +19,29 @@ import pytest
 from cardwise.core.api import mps, names, policies
 from cardwise.core.values.decoded import Json
 from cardwise.gpus.nvml import NvmlGpus
+from cardwise.gpus.simulated import SimulatedGpus
 from cardwise.kube import paths
 from tests.cluster import Cluster, partsimage, toolkit
-from tests.cluster.chart import RELEASE, WAITS
+from tests.cluster.chart import RELEASE, WAITS, merged
 from tests.cluster.images import IDLE
 from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, assigned, workload
-from tests.realcard.machine import KEEP, PROGRAM
+from tests.realcard.doublecard import MEMORY, DoubleCard
+from tests.realcard.machine import DOUBLE_LIBRARY, KEEP, PROGRAM
+from tests.realcard.tenant import DOUBLE_ENV
 from tests.realcard.test_frameworks import PROGRAMS, PYTHON, SHARE, skip_without
 from tests.realcard.test_mps import OUT_OF_MEMORY
 
 IMAGE = f"{partsimage.NAME}:{partsimage.TAG}"  # ours, which the node has for the agent; it has a Python
+KERNEL_DRIVER = 615  # the first that limits a container's memory itself
 CONTEXT = 640  # MiB that CUDA's own context takes of a limit, at most
 TENANT = "/tenant/tenant.py"
 
+
+SHARES = {"small": 2048, "medium": 4096, "large": 12_288}  # MiB, of three tenants
+# Starts a program without the limit that its container is given; our image has no shell.
+WITHOUT_LIMIT = f"import os, sys; del os.environ[{mps.LIMIT_ENV!r}]; os.execvp(sys.argv[1], sys.argv[1:])"
+TRIED = 24_576  # MiB that a tenant asks for who may have 2048
 
 MANAGER = ["--no-exclusive"] if KEEP else []
 PARTS: dict[str, Json] = {
@@ -39,33 +49,63 @@ PARTS: dict[str, Json] = {
     "pods": {
         "chart": True,
         "values": {
-            "nodes": {"simulatedGPUs": "", "runtimeClass": toolkit.RUNTIME_CLASS},
-            "mps": {"enabled": True, "stopDaemons": "always", "extraArgs": MANAGER},
+            "mps": {"stopDaemons": "always", "extraArgs": MANAGER},
             "webhook": {"shareAgentImage": partsimage.AGENT},
         },
     },
 }
+REAL_NODES = {"simulatedGPUs": "", "runtimeClass": toolkit.RUNTIME_CLASS}
+
+
+def spec_of(parts: str, folder: Path, *, real: bool) -> SpecOf:
+    """Of a cluster of one node, which has this machine's cards, or one of the double's size."""
+    settings = dict(PARTS[parts])
+    if real:
+        settings = merged(settings, {"values": {"nodes": REAL_NODES}} if "chart" in settings else {})
+    else:
+        settings["cards"] = folder / "cards.yaml"
+        settings["cards"].write_text(f"default: [{{model: double of an H200, memoryMiB: {MEMORY}}}]")
+    return SpecOf(policy=policies.DEFAULT_POLICY, nodes=1, real_cards=real, agent=True, **settings)
 
 
 @pytest.fixture(scope="module", params=PARTS)
-def cluster(gpus: NvmlGpus, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One node, which has this machine's cards; our parts as processes, then by the chart."""
-    spec = SpecOf(policy=policies.DEFAULT_POLICY, nodes=1, real_cards=True, agent=True, **PARTS[request.param])
-    for new_cluster in started(spec):
-        yield new_cluster
-        if new_cluster.has_parts:
-            new_cluster.process("mps-n1").stop()  # its daemons with it
-        else:
-            new_cluster.chart.helm("uninstall", RELEASE, *WAITS)
-        new_cluster.wait(lambda: gpus.processes(gpus.cards()[0].uuid) == [], "nothing is left on the card")
+def node(
+    gpus: NvmlGpus,
+    double: DoubleCard | None,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Cluster, NvmlGpus | SimulatedGpus]]:
+    """A cluster of one node, which has this machine's cards, and these; our parts as processes, then by the chart."""
+    for cluster in started(spec_of(request.param, tmp_path_factory.mktemp("cards"), real=double is None)):
+        inventory = cluster.node("n1").folder / "cards.yaml"
+        with double.serving(inventory) if double is not None else contextlib.nullcontext(gpus) as cards:
+            yield cluster, cards
+            if cluster.has_parts:
+                cluster.process("mps-n1").stop()  # its daemons with it
+            else:
+                cluster.chart.helm("uninstall", RELEASE, *WAITS)
+            cluster.wait(lambda: cards.processes(cards.cards()[0].uuid) == [], "nothing is left on the card")
+
+
+@pytest.fixture(scope="module")
+def cluster(node: tuple[Cluster, NvmlGpus | SimulatedGpus]) -> Cluster:
+    return node[0]
+
+
+@pytest.fixture(scope="module")
+def cards(node: tuple[Cluster, NvmlGpus | SimulatedGpus]) -> NvmlGpus | SimulatedGpus:
+    """Those of the node."""
+    return node[1]
 
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """With the tenants' program."""
     for new_space in spaces(cluster, request):
-        program = {"metadata": {"name": "tenant"}, "data": {Path(TENANT).name: PROGRAM.read_text()}}
-        cluster.api.create(f"{paths.namespaces(new_space.name)}/configmaps", program)
+        programs = {file.name: file.read_text() for file in (PROGRAM, DOUBLE_LIBRARY)}
+        cluster.api.create(
+            f"{paths.namespaces(new_space.name)}/configmaps", {"metadata": {"name": "tenant"}, "data": programs}
+        )
         yield new_space
 
 
@@ -84,6 +124,10 @@ def tenant(name: str, mib: int, *arguments: object, **settings: Json) -> Json:
     main["command"] = ["python3", TENANT, *map(str, arguments)]
     main["volumeMounts"] = [{"name": "tenant", "mountPath": str(Path(TENANT).parent)}]
     pod["spec"] |= {"restartPolicy": "Never", "volumes": [{"name": "tenant", "configMap": {"name": "tenant"}}]}
+    if address := os.environ.get(DOUBLE_ENV):  # the double's socket
+        main["env"] = [{"name": DOUBLE_ENV, "value": address}]
+        main["volumeMounts"].append({"name": "double", "mountPath": str(Path(address).parent)})
+        pod["spec"]["volumes"].append({"name": "double", "hostPath": {"path": str(Path(address).parent)}})
     return pod
 
 
@@ -99,8 +143,8 @@ def heard(space: Space, name: str) -> Json:
     return tenant_lines(space, name)[0]
 
 
-def test_pods_see_the_card_only_with_a_share(cluster, space, gpus):
-    card = gpus.cards()[0]
+def test_pods_see_the_card_only_with_a_share(space, cards):
+    card = cards.cards()[0]
     space.create(workload("share", gpu_mem=SHARE, command=IDLE))
     space.create(workload("plain", command=IDLE))
     space.running("share", "plain")
@@ -124,7 +168,7 @@ def test_a_pod_gets_its_share_and_not_more(space, measure):
     measure("from creating the pod to having filled its share", f"{time.monotonic() - began:.1f} s")
 
 
-def test_three_pods_compute_at_the_same_time(space, gpus, measure):
+def test_three_pods_compute_at_the_same_time(space, cards, measure):
     pods = [f"works-{number}" for number in range(3)]
     began = time.monotonic()
     for name in pods:
@@ -132,11 +176,11 @@ def test_three_pods_compute_at_the_same_time(space, gpus, measure):
     for name in pods:
         assert heard(space, name) == {"ready": True}
     measure("three pods of one card, from creating them to computing", f"{time.monotonic() - began:.1f} s")
-    listed = gpus.processes(gpus.cards()[0].uuid)
+    listed = cards.processes(cards.cards()[0].uuid)
     assert len(listed) >= len(pods)
     # One ends with the others at work: they notice nothing, and its share is another's.
     space.delete(pods[0], grace=10)
-    space.gone(pods[0])
+    space.wait_for_deletion(pods[0])
     space.create(tenant("next", SHARE, "see"))
     assert heard(space, "next")["total"] > 0
     for name in pods[1:]:
@@ -154,6 +198,40 @@ def test_the_audit_tells_the_pod_that_holds_more(space):
         assert heard(space, name)["error"] == 0
     space.wait(lambda: "MemoryOverrun" in space.reasons("greedy"), "its pod is told")
     assert "MemoryOverrun" not in space.reasons("keeps")
+
+
+def test_a_hostile_tenant_among_three_is_reported_and_its_fault_reaches_the_others(space, measure):
+    """In this order, since after the fault there is nobody left to be taken from."""
+    for name in ("medium", "large"):
+        space.create(tenant(name, SHARES[name], "busy", 8))
+    for name in ("medium", "large"):
+        assert heard(space, name) == {"ready": True}
+    greedy = tenant("small", SHARES["small"], "take", "plain", TRIED)
+    (main,) = greedy["spec"]["containers"]
+    main["command"] = ["python3", "-c", WITHOUT_LIMIT, *main["command"]]
+    space.create(greedy)
+    allocated = heard(space, "small")["allocated"]
+    space.wait(lambda: "MemoryOverrun" in space.reasons("small"), "its pod is told")
+    assert "MemoryOverrun" not in space.reasons("medium") + space.reasons("large")
+    measure(f"a pod of {SHARES['small']} MiB that removes its limit", f"{allocated} MiB; MemoryOverrun")
+    space.delete("small", grace=1)
+    space.wait_for_deletion("small")
+    space.create(tenant("faulty", SHARES["small"], "crash"))
+    assert heard(space, "faulty")["error"]
+    for name in ("medium", "large"):
+        space.wait(lambda name=name: tenant_lines(space, name)[1:], f"{name} meets the fault")
+        measure(f"a fault beside a pod of {SHARES[name]} MiB", f"CUDA error {tenant_lines(space, name)[1]['error']}")
+
+
+def test_the_tiers_are_shown_and_a_demand_that_nobody_meets_waits(space, cards, measure):
+    card = cards.cards()[0]
+    driver = card.properties["driver"]
+    tiers = space.cluster.api.get(paths.extendedresources(card.uuid.lower()))["status"]["isolation"]
+    measure(f"driver {driver}: isolation of memory, of compute", f"{tiers['memory']}, {tiers['compute']}")
+    if int(driver.partition(".")[0]) < KERNEL_DRIVER:
+        space.create(workload("demands", gpu_mem=SHARE, command=IDLE, annotations={names.ISOLATION: "kernel"}))
+        space.refused("demands")
+        measure("a pod that demands kernel there waits", space.reasons("demands").splitlines()[-1])
 
 
 def test_torch_in_a_pod_keeps_to_its_share(space, measure):
