@@ -149,6 +149,10 @@ test-mps-real: env ## MPS contract tests against NVIDIA's own control program (D
 test-gpu: env ## MPS, frameworks and pods on a real card, as root: limits, faults, healing (tests/realcard/conftest.py)
 	$(BIN)/pytest -v -p no:randomly tests/realcard $(ARGS)
 
+.PHONY: test-gpu-pack
+test-gpu-pack: binaries ## pack what test-gpu needs on a machine that has nothing and is there for minutes (CONTRIBUTING.md)
+	$(BIN)/python -m tests.realcard pack
+
 .PHONY: soak
 soak: env ## the big counts, and property tests with new examples: hours; results go to docs/measured.md
 	CARDWISE_SOAK=1 $(BIN)/pytest -q --numprocesses 2 --ignore tests/integration -m hypothesis --timeout 3600
