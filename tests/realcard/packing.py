@@ -102,7 +102,8 @@ def archives_of_this_machine() -> dict[str, Files]:
 
     program = Path(sys.executable).resolve()
     files = dict(partsimage.python_files([*partsimage.locked_packages(), *_TEST_PACKAGES, "cardwise"]))
-    files = {name: path for name, path in files.items() if path.suffix != ".pyc"}  # a third, and compiled again there
+    # What is compiled is a third, and compiled again there; a .pth names this machine's tree.
+    files = {name: path for name, path in files.items() if path.suffix not in (".pyc", ".pth")}
     files["usr/local/bin/python3"] = program
     objects = partsimage.shared_objects([program, *(source for source in files.values() if ".so" in source.suffixes)])
     system = {f"{_SYSTEM}{path}": Path(path) for path in _system_files()}
@@ -155,11 +156,11 @@ def unpack(loads: Sequence[Path], into: Path) -> Path:
 
 
 def _add_missing(into: Path) -> None:
-    """Shared objects and nodes' programs that the machine has already stay its own."""
+    """Shared objects and nodes' programs that the machine has already stay its own, but for that of our interpreter."""
     known = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, check=False).stdout.decode()
     (into / "lib").mkdir(exist_ok=True)
     for packed in (into / _OBJECTS).glob("*"):
-        if f"\t{packed.name} " not in known:
+        if f"\t{packed.name} " not in known or packed.name.startswith("libpython"):
             shutil.copy2(packed, into / "lib" / packed.name)
     system = into / _SYSTEM
     for packed in system.rglob("*"):

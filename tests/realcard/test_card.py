@@ -1,5 +1,6 @@
 """What a real card says of itself by NVML, which the device plugin and the audit live on."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,10 @@ from structlog.testing import capture_logs
 
 from cardwise.gpus.nvml import NvmlGpus
 
+of_nvml = pytest.mark.skipif(bool(os.environ.get("CARDWISE_GPU_DOUBLE")), reason="the double has no NVML")
 
+
+@of_nvml
 def test_the_card_is_described(gpus, measured):
     card = gpus.cards()[0]
     assert set(card.properties) >= {"driver", "clock", "memoryClockMHz", "architecture", "computeCapability"}
@@ -16,6 +20,7 @@ def test_the_card_is_described(gpus, measured):
     measured("properties", ", ".join(f"{name} {amount}" for name, amount in sorted(card.properties.items())))
 
 
+@of_nvml
 @pytest.mark.usefixtures("gpus")
 def test_it_is_well_and_tells_of_its_faults():
     with capture_logs() as logs:
