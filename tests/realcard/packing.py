@@ -76,7 +76,7 @@ def pack(folder: Path, archives: Mapping[str, Files], tree: int, limit: int = LI
         written = list(pool.map(write, archives))
     room = limit - MARGIN - tree
     loads: list[Path] = []
-    left = 0
+    remaining = 0
     for path in written:
         size = path.stat().st_size
         if size > room:
@@ -84,11 +84,11 @@ def pack(folder: Path, archives: Mapping[str, Files], tree: int, limit: int = LI
                 f"{path.name} has {_mib(size)} MiB, and {_mib(room)} MiB can travel beside the working tree of "
                 f"{_mib(tree)} MiB: have git ignore files of the tree, or leave files out in tests/realcard/packing.py"
             )
-        if size > left:
+        if size > remaining:
             loads.append(folder / str(len(loads) + 1))
             loads[-1].mkdir()
-            left = room
-        left -= size
+            remaining = room
+        remaining -= size
         path.rename(loads[-1] / path.name)
     return loads
 
@@ -108,12 +108,13 @@ def archives_of_this_machine() -> dict[str, Files]:
     objects = partsimage.shared_objects([program, *(source for source in files.values() if ".so" in source.suffixes)])
     system = {f"{_SYSTEM}{path}": Path(path) for path in _system_files()}
     theirs = partsimage.shared_objects(system.values())
-    folders = [build(quietly) for build in (binaries.containerd, binaries.helm, binaries.nvidia)]
+    tools = [*_folder(binaries.helm(quietly)), *_folder(binaries.nvidia(quietly))]
     # Not the layer of our image, which is made there of the interpreter in some seconds.
     return {
         _INTERPRETER: [*_resolved({f"{_INTERPRETER}/{name}": path for name, path in files.items()}), *_packed(objects)],
         "kubernetes": _folder(binaries.kube(quietly)),
-        "nodes": [*(file for folder in folders for file in _folder(folder)), *_resolved(system), *_packed(theirs)],
+        "nodes": [*_folder(binaries.containerd(quietly)), *_resolved(system), *_packed(theirs)],
+        "tools": tools,
     }
 
 

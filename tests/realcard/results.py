@@ -44,11 +44,11 @@ def write_json(path: Path, document: object) -> None:
     scratch.replace(path)
 
 
-def tables(results: Mapping[str, Any]) -> str:
+def tables(document: Mapping[str, Any]) -> str:
     """The rows for docs/measured/gpu.md, a table for each scenario, and what did not go well."""
-    machine = results["machine"]
+    machine = document["machine"]
     lines = [f"{machine['date']}, {machine['card']}; settings of the machine: {machine['settings']}."]
-    for name, scenario in results["scenarios"].items():
+    for name, scenario in document["scenarios"].items():
         lines += ["", f"## {name.capitalize()}", "", f"{scenario['status']}, {scenario['seconds']:.0f} s.", ""]
         rows = [f"| {label} | {amount} |" for label, amount in scenario["rows"]]
         lines += ["| what | |", "|---|---|", *rows] if rows else ["Nothing was measured."]

@@ -63,7 +63,7 @@ class Run:
         self._mark = f"{_RUN_ENV}={os.getpid()}-{time.time_ns()}"
         today = f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"
         machine = {"date": today, "card": card(), "settings": self._settings}
-        self.results: dict[str, Any] = {"machine": machine, "scenarios": {}}
+        self.document: dict[str, Any] = {"machine": machine, "scenarios": {}}
 
     def run(self, scenarios: Sequence[Scenario]) -> bool:
         """Whether all that ran went well."""
@@ -75,7 +75,7 @@ class Run:
                 self._record(scenario, f"skipped: {missing} did not travel", 0.0, {})
             else:
                 self._run(scenario, min(scenario.seconds, remaining))
-        statuses = [entry["status"] for entry in self.results["scenarios"].values()]
+        statuses = [entry["status"] for entry in self.document["scenarios"].values()]
         return not any(status.startswith(("failed", "cut off")) for status in statuses)
 
     def _run(self, scenario: Scenario, seconds: float) -> None:
@@ -121,11 +121,11 @@ class Run:
     def _record(self, scenario: Scenario, status: str, seconds: float, written: Mapping[str, Any]) -> None:
         now = settings()
         if now != self._settings:
-            self.results["machine"]["settings"] = f"CHANGED by {scenario.name}: {self._settings} before, {now} now"
+            self.document["machine"]["settings"] = f"CHANGED by {scenario.name}: {self._settings} before, {now} now"
         entry = {"rows": [], "tests": {}, **written, "status": status, "seconds": round(seconds, 1)}
-        self.results["scenarios"][scenario.name] = entry
-        results.write_json(self._out / FILE, self.results)
-        (self._out / TABLES).write_text(results.tables(self.results))
+        self.document["scenarios"][scenario.name] = entry
+        results.write_json(self._out / FILE, self.document)
+        (self._out / TABLES).write_text(results.tables(self.document))
         print(f"{scenario.name}: {status}, {seconds:.0f} s, {len(entry['rows'])} rows", flush=True)
 
 

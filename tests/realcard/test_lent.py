@@ -73,11 +73,11 @@ def test_scenarios_leave_their_results_and_a_cut_is_no_loss(tmp_path: Path, monk
     whole = Scenario("tenants", ["test_tenants.py", "-k", "each_has"], 300.0)
     cut = Scenario("cut", ["test_tenants.py"], 0.6)
     assert not Run(tmp_path, 300.0).run([whole, cut, Scenario("late", ["test_card.py"], 600.0)])
-    found = json.loads((tmp_path / results.FILE).read_text())["scenarios"]
-    assert found["tenants"]["status"] == "passed"
-    assert found["cut"]["status"].startswith("cut off after 1 s")
-    assert re.fullmatch(r"skipped: \d+ s are left", found["late"]["status"])
-    assert ["share of 2048 MiB, all three full", "1520 MiB allocated"] in found["tenants"]["rows"]
+    written = json.loads((tmp_path / results.FILE).read_text())["scenarios"]
+    assert written["tenants"]["status"] == "passed"
+    assert written["cut"]["status"].startswith("cut off after 1 s")
+    assert re.fullmatch(r"skipped: \d+ s are left", written["late"]["status"])
+    assert ["share of 2048 MiB, all three full", "1520 MiB allocated"] in written["tenants"]["rows"]
     assert "| share of 2048 MiB, all three full | 1520 MiB allocated |" in (tmp_path / results.TABLES).read_text()
 
 
