@@ -74,7 +74,7 @@ def find_idle_pods(
     """
     usages: dict[tuple[str, str], list[ContainerUsage]] = defaultdict(list)
     for usage in (usage for report in reports for usage in report.containers):
-        if usage.running and usage.granted_mib is not None:
+        if usage.running:  # also of a process without a share, or of an unknown container: the pod computes
             usages[usage.namespace, usage.pod].append(usage)
     found_pods = IdlePods()
     for pod in pods:

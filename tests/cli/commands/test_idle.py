@@ -125,6 +125,13 @@ def test_a_container_of_unknown_use_decides_unless_another_one_computes(monkeypa
     assert "several" not in [pod["name"] for pod in document["pods"]]
 
 
+def test_a_pod_with_a_busy_process_of_an_unknown_container_is_not_idle(monkeypatch, api):
+    pod_of(api, "starting", "n2", hours=9)
+    manager(api, "n2", usage("starting", 5), usage("starting", 0, container="", granted_mib=None))
+    output = run(monkeypatch, api).output
+    assert "starting" not in output
+
+
 def test_a_pod_is_not_idle_for_longer_than_it_runs(monkeypatch, api):
     pod_of(api, "new", "n2", hours=0.5)
     manager(api, "n2", usage("new", 5, idle_is_minimum=True))
