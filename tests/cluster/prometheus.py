@@ -61,11 +61,11 @@ class Prometheus:
         self._targets = targets
         (self.port,) = ports.free(1)
 
-    def start(self, rules: Path | None = None) -> None:
-        """Until it is ready."""
+    def start(self, *rules: Path) -> None:
+        """Until it is ready. `rules`: files of rules."""
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(rules)] if rules is not None else [],
+            "rule_files": [*map(str, rules)],
             "scrape_configs": [
                 {
                     "job_name": job,

@@ -10,7 +10,8 @@ from tests.observability.metricdocs import ROOT, documented, label_values
 
 FILES = ROOT / "helm" / "cardwise" / "files"
 RUNBOOKS = ROOT / "docs" / "runbooks.md"
-_METRIC = re.compile(r"\bcardwise_[a-z0-9_]+")
+_METRIC = re.compile(r"(?<!:)\bcardwise_[a-z0-9_]+")
+_RECORDED = re.compile(r"\b[a-z]+:cardwise_[a-z0-9_]+:[a-z]+")
 _SERIES = re.compile(r"_(?:bucket|count|sum)$")
 _SELECTOR = re.compile(r"(cardwise_[a-z0-9_]+)\{([^}]*)\}")
 _MATCHER = re.compile(r"(\w+)=~?\"([^\"$]+)\"")
@@ -21,6 +22,12 @@ def rules() -> dict[str, dict[str, Any]]:
     all_rules = [rule for group in groups for rule in group["rules"]]
     assert len({rule["alert"] for rule in all_rules}) == len(all_rules), "an alert is there twice"
     return {rule["alert"]: rule for rule in all_rules}
+
+
+def recording_rules() -> dict[str, str]:
+    """Expressions by the name of the recorded metric."""
+    groups = yaml.safe_load((FILES / "rules" / "cardwise.yaml").read_text())["groups"]
+    return {rule["record"]: str(rule["expr"]) for group in groups for rule in group["rules"]}
 
 
 def sections() -> dict[str, str]:
@@ -69,9 +76,16 @@ def test_links_within_the_runbooks_have_targets() -> None:
 
 
 def test_alerts_and_panels_query_existing_metrics() -> None:
-    expressions = [*(rule["expr"] for rule in rules().values()), *targets()]
+    expressions = [*(rule["expr"] for rule in rules().values()), *targets(), *recording_rules().values()]
     assert len(expressions) > 60
     assert {expression: unknown(expression) for expression in expressions if unknown(expression)} == {}
+
+
+def test_alerts_and_panels_query_recorded_metrics_that_exist() -> None:
+    expressions = [*(rule["expr"] for rule in rules().values()), *targets()]
+    queried = {name for expression in expressions for name in _RECORDED.findall(expression)}
+    assert queried
+    assert queried <= recording_rules().keys()
 
 
 def test_unknown_metrics_are_detected() -> None:

@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.cluster("nodes"), pytest.mark.node]
 
 _MIB = 1024 * 1024
 ALERTS = CHART / "files" / "alerts" / "cardwise.yaml"
+RULES = CHART / "files" / "rules" / "cardwise.yaml"
 DASHBOARD = CHART / "files" / "dashboards" / "cardwise.json"
 PROGRAM = Path(sys.executable).parent / "cardwise-mps"
 MPS_NODE = "metrics-mps"  # a manager of cards that the cluster does not know: nobody else feels it
@@ -119,7 +120,7 @@ def prometheus(
 ) -> Iterator[Prometheus]:
     del space  # its pods are to be told
     prometheus = Prometheus(folder, cluster.state_dir / "prometheus", addresses)
-    prometheus.start(ALERTS)
+    prometheus.start(ALERTS, RULES)
     count = sum(map(len, addresses.values()))
     try:
         assert wait_for(lambda: _up(prometheus) == count), prometheus.query("up")
