@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_MIN_RECORDED_SECONDS = 3600.0
+_DEFAULT_RECORDED_SECONDS = 7 * 86_400.0
+
 
 gpu_mem_unit = click.option(
     "--gpu-mem-unit",
@@ -137,3 +140,29 @@ cardwise_namespace = click.option(
     show_default=True,
     help="Namespace in which Cardwise is installed.",
 )
+
+
+def prometheus(function: _F) -> _F:
+    """Add the options --prometheus and --since."""
+    url = click.option(
+        "--prometheus",
+        "prometheus_url",
+        metavar="URL",
+        help="Read the use from this Prometheus, not from the MPS managers.",
+    )
+    since = click.option(
+        "--since",
+        type=DURATION,
+        metavar="DURATION",
+        help="How far back to read in Prometheus, at least 1h.  [default: 7d]",
+    )
+    return url(since(function))
+
+
+def recorded_seconds(prometheus_url: str | None, since: float | None) -> float:
+    """How far back to read in Prometheus. Raises UsageError."""
+    if since is not None and prometheus_url is None:
+        raise click.UsageError("--since is about Prometheus: add --prometheus URL; the MPS managers remember 6h")
+    if since is not None and since < _MIN_RECORDED_SECONDS:
+        raise click.UsageError("--since: write at least 1h, for example 7d")
+    return _DEFAULT_RECORDED_SECONDS if since is None else since

@@ -10,6 +10,8 @@ Input: a client. Output: nodes and pods to simulate, pods that may be moved, use
     schedulers    whether the chart's own kube-scheduler runs
     usage         cards and their holders, for `top`
     usagehistory  what containers have used in the last hours, for `advise` and `idle`
+    recordeduse   the same of the last days, from Prometheus
+    prometheus    queries to Prometheus
     idlepods      pods that hold a share and do not compute
     frameworks    which frameworks preallocate, and how they are recognised
     visible       the view of a user without the right to read cards

@@ -26,8 +26,9 @@ class _UnreadableReport:
 
 @dataclass(slots=True)
 class UsageHistory:
-    """The reports of the nodes. `notes`: what could not be read."""
+    """The reports of the nodes. source: where they come from. notes: what could not be read."""
 
+    source: str = "the nodes' MPS managers remember"
     reports: list[UsageReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

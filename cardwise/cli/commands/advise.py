@@ -7,7 +7,8 @@ import click
 import yaml
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import liveworkload, published, usagehistory, workloads
+from cardwise.cli.cluster import liveworkload, published, recordeduse, usagehistory, workloads
+from cardwise.cli.cluster.prometheus import Prometheus
 from cardwise.cli.render import printing, tables
 from cardwise.core.api import names
 from cardwise.core.values import wording
@@ -27,12 +28,13 @@ _HELP: Final = """Show what each workload requests and uses of GPUs, and recomme
     placement. Nothing is changed.
 
     Use is what the nodes' MPS managers have measured in the last hours, at most six; a manager that restarts begins
-    again. So give a workload time to meet its peak.
+    again. With --prometheus it is the use of the last days. So give a workload time to meet its peak.
 
     \b
     cardwise advise                             the workloads of the namespace
     cardwise advise -n team-a deploy/web        one of them
     cardwise advise deploy/web -o yaml          a patch, and the command that applies it
+    cardwise advise --prometheus http://localhost:9090 --since 14d
 """
 _HEADS: Final = ("WORKLOAD", "CONTAINER", "PODS", "REQUESTED", "P50", "P99", "PEAK", "RECOMMENDED", "FRAMEWORK")
 _UNKNOWN: Final = "unknown"
@@ -58,30 +60,43 @@ _PATCHED_KINDS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     metavar="PERCENT",
     help="What a share has beyond the peak.",
 )
+@options.prometheus
 @options.plain_output
 @options.cardwise_namespace
 @click.argument("workload", required=False, metavar="[KIND/NAME]")
-def advise(*, namespace: str | None, margin: float, output: str, cardwise_namespace: str, workload: str | None) -> None:
+def advise(
+    *,
+    namespace: str | None,
+    margin: float,
+    prometheus_url: str | None,
+    since: float | None,
+    output: str,
+    cardwise_namespace: str,
+    workload: str | None,
+) -> None:
     from cardwise.cli import advice  # noqa: PLC0415 - numpy, for which no other command waits
 
+    recorded_seconds = options.recorded_seconds(prometheus_url, since)
     client = options.load_client()
     namespace = namespace or client.namespace
     options.check_namespace(client, namespace)
     chosen_workload = parse_workload(workload) if workload else ""
-    history = usagehistory.read_history(client, cardwise_namespace)
+    if prometheus_url is None:
+        history = usagehistory.read_history(client, cardwise_namespace)
+    else:
+        history = recordeduse.read_peaks(Prometheus(prometheus_url), namespace, recorded_seconds)
     pods = list(client.list_objects(paths.pods(namespace)))
     advices = advice.advise(history.reports, namespace, pods, workload=chosen_workload, margin=margin)
     if chosen_workload and not advices and history.reports:
         raise click.ClickException(
             f"no use of {chosen_workload} in namespace {namespace} is remembered: it has had no share of a GPU "
-            "in the last hours, or its node's MPS manager has just started"
+            "in this time, or its node's MPS manager has just started"
         )
     notes = list(history.notes)
     if history.reports:
         observed = min(report.observed_seconds for report in history.reports)
         notes.append(
-            f"use is what the nodes' MPS managers remember: at least the last {tables.format_age(observed)}, no "
-            f"Prometheus was read; the margin is {margin:g} %"
+            f"use is what {history.source}: at least the last {tables.format_age(observed)}; the margin is {margin:g} %"
         )
     effects: dict[str, Effect] = {}
     changes = _changes_by_workload(advices)

@@ -7,8 +7,9 @@ from typing import Any, Final
 import click
 
 from cardwise.cli import console, options
-from cardwise.cli.cluster import idlepods, usagehistory
+from cardwise.cli.cluster import idlepods, recordeduse, usagehistory
 from cardwise.cli.cluster.idlepods import IdlePod, IdlePods
+from cardwise.cli.cluster.prometheus import Prometheus
 from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, tables
 from cardwise.core.values import wording
@@ -22,11 +23,12 @@ _HELP: Final = """List pods that hold a share of a GPU and have not computed for
     unknown is never listed: the notes below the table name such pods and nodes. Nothing is changed.
 
     Use is what the nodes' MPS managers have measured; a manager that restarts begins again. So ">3h" means at least
-    3 hours.
+    3 hours. With --prometheus it is the use of the last days.
 
     \b
     cardwise idle                               the namespace's pods that were idle for 2h
     cardwise idle -A --for 30m                  those of all namespaces, for 30 minutes
+    cardwise idle --for 3d --prometheus http://localhost:9090
 """
 _MAX_LISTED: Final = 3  # maximum number of pods that a note names
 
@@ -44,16 +46,30 @@ _MAX_LISTED: Final = 3  # maximum number of pods that a note names
     metavar="DURATION",
     help="How long a pod must not have computed.",
 )
+@options.prometheus
 @options.plain_output
 @options.cardwise_namespace
 def idle(
-    *, namespace: str | None, all_namespaces: bool, min_idle_seconds: float, output: str, cardwise_namespace: str
+    *,
+    namespace: str | None,
+    all_namespaces: bool,
+    min_idle_seconds: float,
+    prometheus_url: str | None,
+    since: float | None,
+    output: str,
+    cardwise_namespace: str,
 ) -> None:
+    recorded_seconds = options.recorded_seconds(prometheus_url, since)
+    if prometheus_url is not None and min_idle_seconds >= recorded_seconds:
+        raise click.UsageError("--for must be shorter than --since")
     client = options.load_client()
     scope = "" if all_namespaces else namespace or client.namespace
     if scope:
         options.check_namespace(client, scope)
-    history = usagehistory.read_history(client, cardwise_namespace)
+    if prometheus_url is None:
+        history = usagehistory.read_history(client, cardwise_namespace)
+    else:
+        history = recordeduse.read_idle_times(Prometheus(prometheus_url), scope, recorded_seconds)
     pods = client.list_as(paths.pods(scope), wire.ListOf[Pod], {"resourceVersion": "0"}, 0)
     found_pods = idlepods.find_idle_pods(
         history.reports, pods, min_idle_seconds=min_idle_seconds, now=client.server_time()

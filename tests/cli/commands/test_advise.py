@@ -88,7 +88,7 @@ Deployment/web   main       4     40000      2000   8000   9000   10368        u
 
 Deployment/chat, container main: vLLM takes its share when it starts: lower --gpu-memory-utilization to learn more
 Deployment/web: 12 more pods of this kind would fit; 1 more GPU would be empty
-note: use is what the nodes' MPS managers remember: at least the last 2h, no Prometheus was read; the margin is 15 %
+note: use is what the nodes' MPS managers remember: at least the last 2h; the margin is 15 %
 """
 
 
