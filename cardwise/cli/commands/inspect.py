@@ -40,14 +40,19 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     )
     for note in nodestates.describe_unschedulable(reasons):
         console.print_text(f"note: {note}", err=True)
+    ledger, addresses = cluster_state.ledger, cluster_state.addresses
+    isolation = {
+        resource.spec.uuid: resource.status.isolation
+        for resource in cluster_state.resources
+        if resource.status.isolation is not None
+    }
     if output != "table":
-        printing.print_object(
-            inspecttable.as_json(cluster_state.ledger, cluster_state.addresses, reasons, node), output
-        )
+        printing.print_object(inspecttable.as_json(ledger, addresses, reasons, node, isolation=isolation), output)
         return
-    format_nodes = inspecttable.details if details else inspecttable.summary
-    console.print_lines(format_nodes(cluster_state.ledger, cluster_state.addresses, node))
-    if details:
+    if not details:
+        console.print_lines(inspecttable.summary(ledger, addresses, node))
+    else:
+        console.print_lines(inspecttable.details(ledger, addresses, node, isolation=isolation))
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - needed for the details only
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 

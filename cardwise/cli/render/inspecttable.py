@@ -6,12 +6,18 @@ Devices other than GPUs have a separate table, because they have no memory to ad
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
 
 from cardwise.cli.render import tables
 from cardwise.core.placement import totals
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
+from cardwise.kube.objects.extendedresources import IsolationStatus
+
+_NO_ISOLATION: Mapping[str, IsolationStatus] = MappingProxyType({})
 
 
 def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None = None) -> str:
@@ -41,13 +47,23 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None 
     return f"{table}{line}\n{cluster_text}{unusable_text}{sharing_text}"
 
 
-def details(ledger: Ledger, addresses: Mapping[str, str], node_name: str | None = None) -> str:
-    """Format two tables per node: the MiB that each pod holds on each card, and the other devices."""
+def details(
+    ledger: Ledger,
+    addresses: Mapping[str, str],
+    node_name: str | None = None,
+    *,
+    isolation: Mapping[str, IsolationStatus] = _NO_ISOLATION,
+) -> str:
+    """Format two tables per node: the MiB that each pod holds on each card, and the other devices.
+
+    isolation: what limits the shares of cards, by UUID.
+    """
     nodes = nodes_with_cards(ledger, node_name)
     parts = []
     for node in nodes_with_devices(ledger, node_name):
         names = [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]]
-        head = tables.align_rows([*names, *_model_rows(node), *_closed_rows(ledger, node)])
+        rows = [*names, *_model_rows(node), *_isolation_rows(node, isolation), *_closed_rows(ledger, node)]
+        head = tables.align_rows(rows)
         body = [_pods_table(ledger, node)] if node.cards else []
         body += [_devices_table(ledger, node).rstrip()] if node.devices else []
         parts.append("\n{}\n{}\n".format(head, "\n\n".join(body)))
@@ -111,6 +127,16 @@ def _model_rows(node: NodeState) -> list[list[str]]:
     return [[f"GPU{card.index}:", model] for card, model in zip(node.cards, models, strict=True)]
 
 
+def _isolation_rows(node: NodeState, isolation: Mapping[str, IsolationStatus]) -> list[list[str]]:
+    """Return a row with what limits memory and SMs of shares on the cards whose node reports it."""
+    tiers = [
+        f"GPU{card.index} memory {isolation[card.uuid].memory}, SMs {isolation[card.uuid].compute}"
+        for card in node.cards
+        if card.uuid in isolation
+    ]
+    return [["ISOLATION:", "; ".join(tiers)]] if tiers else []
+
+
 def _unhealthy_cards(node: NodeState) -> list[str]:
     """Describe the node's unhealthy cards."""
     return [f"GPU{card.index}" for card in node.cards if not card.healthy]
@@ -159,12 +185,18 @@ def _format_cluster(nodes: Sequence[NodeState]) -> str:
 
 
 def as_json(
-    ledger: Ledger, addresses: Mapping[str, str], unschedulable_reasons: Mapping[str, str], node_name: str | None = None
+    ledger: Ledger,
+    addresses: Mapping[str, str],
+    unschedulable_reasons: Mapping[str, str],
+    node_name: str | None = None,
+    *,
+    isolation: Mapping[str, IsolationStatus] = _NO_ISOLATION,
 ) -> Json:
     """The output as JSON, with all fields.
 
     unschedulable_reasons: why nodes take no new pods, by node.
     node_name: the only node to print; None for all nodes.
+    isolation: what limits the shares of cards, by UUID.
     """
     return {
         "nodes": [
@@ -172,7 +204,7 @@ def as_json(
                 "name": node.name,
                 "address": addresses.get(node.name, "unknown"),
                 "unschedulableReason": unschedulable_reasons.get(node.name, ""),
-                "gpus": _card_objects(ledger, node),
+                "gpus": _card_objects(ledger, node, isolation),
                 "devices": _device_objects(ledger, node),
             }
             for node in ledger.nodes()
@@ -181,7 +213,7 @@ def as_json(
     }
 
 
-def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
+def _card_objects(ledger: Ledger, node: NodeState, isolation: Mapping[str, IsolationStatus]) -> list[Json]:
     holdings, namespaces = ledger.holdings(node.name), totals.only_namespaces(ledger, node)
     return [
         {
@@ -191,6 +223,7 @@ def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
             "healthy": card.healthy,
             "cordoned": card.cordoned,
             "onlyNamespace": namespaces.get(i),
+            "isolation": msgspec.to_builtins(isolation.get(card.uuid)),
             "totalMiB": card.mem,
             "usedMiB": node.used[i],
             "pods": [

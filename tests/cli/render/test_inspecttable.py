@@ -10,6 +10,7 @@ from cardwise.core.api.mpsprofile import IMAGE_USER, mps_client, reported_only_c
 from cardwise.core.api.sharing import Tenant
 from cardwise.core.placement.holding import REPORTED_PHASE, Holding
 from cardwise.core.placement.ledger import Ledger
+from cardwise.kube.objects.extendedresources import IsolationStatus
 from tests.build import cards, holding, ledger_with_free, shares
 
 ADDRESSES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
@@ -98,6 +99,18 @@ def test_cards_that_pods_of_one_namespace_share_are_marked_with_it():
     assert "ONLY-NAMESPACE:  GPU1 (team-a)\n" in inspecttable.details(ledger, {})
     (node,) = inspecttable.as_json(ledger, {}, {})["nodes"]
     assert [gpu["onlyNamespace"] for gpu in node["gpus"]] == [None, "team-a", None, None]
+
+
+def test_details_and_json_say_what_limits_the_shares_of_a_card():
+    ledger = ledger_with_free(n1=[16276, 16276])
+    tiers = IsolationStatus(memory="mps", memory_reason="the driver is older than 615", compute="mps")
+    isolation = {"GPU-n1-1": tiers}
+    assert "ISOLATION:  GPU1 memory mps, SMs mps\n" in inspecttable.details(ledger, {}, isolation=isolation)
+    (node,) = inspecttable.as_json(ledger, {}, {}, isolation=isolation)["nodes"]
+    first, second = (gpu["isolation"] for gpu in node["gpus"])
+    assert first is None
+    assert (second["memory"], second["memoryReason"]) == ("mps", "the driver is older than 615")
+    assert "ISOLATION" not in inspecttable.details(ledger, {})
 
 
 def test_cordoned_cards_are_marked_beside_sick_ones():
