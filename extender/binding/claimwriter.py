@@ -193,7 +193,7 @@ class ClaimWriter:
                 present = manifest is not None
                 if manifest is None:
                     continue
-                if not claims.is_ours(manifest) or not _is_owned_by(manifest, claim.uid):
+                if not is_claim_of(manifest, claim.uid):
                     text = f"another ResourceClaim has the name {claim.claim}; recreate the pod"
                     raise ClaimFailed(text, is_refusal=True)
                 if _is_new(manifest, body):
@@ -409,8 +409,10 @@ def read_assignment(pod: Json) -> Assignment | None:
         return None
 
 
-def _is_owned_by(claim: Json, uid: str) -> bool:
-    return any(owner.get("uid") == uid for owner in claim["metadata"].get("ownerReferences") or ())
+def is_claim_of(claim: Json, uid: str) -> bool:
+    """Whether the claim is of Cardwise's class, and owned by the pod with this UID. A user may name that of another."""
+    owners = claim["metadata"].get("ownerReferences") or ()
+    return claims.is_ours(claim) and any(owner.get("uid") == uid for owner in owners)
 
 
 def _is_new(claim: Json, body: Json) -> bool:

@@ -154,7 +154,7 @@ class ClaimTakeBack:
                 )
                 return self._end(entry, Phase.ALLOCATED)
         was_bindable = claim is None and name is not None  # another program may have deleted it just now
-        if claim is not None and name is not None and claims.is_ours(claim):
+        if claim is not None and claimwriter.is_claim_of(claim, entry.pod.uid):
             was_bindable = bool((claim.get("status") or {}).get("allocation"))
             read = ClaimVersion.from_manifest(claim)
             self._writer.delete_claim(read, epoch)
