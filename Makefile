@@ -165,6 +165,11 @@ mutants: env ## changes to placement, quotas, grants and the extender's decision
 		|| [ $$? -eq 124 ]
 	$(BIN)/mutmut results
 
+.PHONY: planted
+planted: env ## plant faults that the black box and the tests of claims must find: minutes
+	$(BIN)/python -m tests.property.plantedclaims
+	$(BIN)/python -m tests.property.planted
+
 .PHONY: bench
 bench: env ## measure, as tables with p50 and p99
 	$(BIN)/python -m bench $(ARGS)

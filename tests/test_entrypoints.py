@@ -15,6 +15,7 @@ WITH_HELP = (
     "tests.cluster",
     "tests.property.differential",
     "tests.property.planted",  # draws histories for minutes
+    "tests.property.plantedclaims",  # runs tests for a minute
     "tests.property.replay",
     "tests.realcard",
     "tests.words",

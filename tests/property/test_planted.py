@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.kube import paths
 from tests.build import P100
-from tests.property import replay
+from tests.property import plantedclaims, replay
 from tests.property.planted import FAULTS
 
 ONE_CARD = {"seed": 1, "nodes": {"n1": [P100]}}
@@ -54,3 +54,11 @@ def test_a_fault_is_found(fault, history, message):
     history = [ONE_CARD | {"quotas": {"team": {"shares": 1}}}, *history]
     assert replay.broken(history) == ""
     assert message in replay.broken(history, FAULTS[fault].build())
+
+
+@pytest.mark.parametrize("fault", plantedclaims.FAULTS)
+def test_a_fault_of_claims_can_be_planted(fault):
+    planted = plantedclaims.FAULTS[fault]
+    before = getattr(planted.owner, planted.name)
+    with planted.patch():
+        assert getattr(planted.owner, planted.name) != before

@@ -184,6 +184,21 @@ def test_a_quota_on_claims_is_shown_and_the_pod_is_tried_again_later():
         assert not pod_of(world)["spec"]["schedulingGates"]
 
 
+def test_a_gpuquota_keeps_the_next_pod_waiting_until_the_first_has_ended():
+    with world_of(quotas={"team": {"shares": 1}}) as world:
+        for _ in range(2):
+            world.do("creates", gpu_mem=1000, namespace="team")
+        passes(world)
+        work(world, 1)
+        first, second = world.pods()
+        assert (bool(node_of(first)), bool(second["spec"]["schedulingGates"])) == (True, True)
+        assert any("GPUQuota" in text for text in events_of(world)), events_of(world)
+        world.do("runs", choice="p1")
+        world.do("ends", choice="p1")
+        passes(world, 3.0)
+        assert world.allocation_of(world.pods()[1]) is not None
+
+
 def test_a_pod_that_is_bound_while_its_claim_is_taken_back_gets_the_claim_again():
     """kube-scheduler has read the claim before it was deleted."""
     with world_of() as world:
