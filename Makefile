@@ -115,8 +115,8 @@ integration: binaries ## tests on the real Kubernetes of tests/cluster
 # What asks something of kube-scheduler, kubelet or admission that another minor could answer in another way.
 VERSIONS ?= $(sort $(notdir $(patsubst %/,%,$(wildcard tests/cluster/kube/*/))))
 VERSIONED := $(addprefix tests/integration/,test_cluster.py test_kube_client.py admission security quotas/test_types.py \
-	$(patsubst %,scheduler/test_%.py,articles simulated ahead gangs podgroups preemption mps_places) \
-	$(patsubst %,node/test_%.py,articles_inside deviceplugin pairs podfeatures other_devices mps) \
+	$(patsubst %,scheduler/test_%.py,articles simulated ahead gangs podgroups preemption mps_places claims) \
+	$(patsubst %,node/test_%.py,articles_inside deviceplugin pairs podfeatures other_devices mps claimed_pods mode_of_claims) \
 	failures/test_extender.py failures/test_two_apiservers.py \
 	$(patsubst %,chart/test_%.py,gpushare gpu_operator claims_mode))
 

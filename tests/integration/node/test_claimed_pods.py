@@ -29,8 +29,9 @@ from tests.integration.node.test_deviceplugin import (
     Hand,
     moment,  # noqa: F401 - a fixture
 )
+from tests.integration.since import since
 
-pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node]
+pytestmark = [pytest.mark.cluster("bare"), pytest.mark.node, since(34, "resource.k8s.io/v1")]
 
 KUBELET, RUNTIME = f"kubelet-{NODE}", f"{versions.runtime()}-{NODE}"
 

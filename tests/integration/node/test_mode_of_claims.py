@@ -13,8 +13,9 @@ from tests.build import P100
 from tests.cluster import Cluster
 from tests.integration.conftest import SpecOf, started
 from tests.integration.sharing import Space, container, device_numbers, inspect, probe, probed, workload
+from tests.integration.since import since
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node]
+pytestmark = [pytest.mark.cluster, pytest.mark.node, since(34, "resource.k8s.io/v1")]
 
 NODE = "n1"
 

@@ -13,8 +13,9 @@ from tests.cluster import Cluster
 from tests.cluster.simnodes import CPUS
 from tests.integration.conftest import SpecOf, spaces, started
 from tests.integration.sharing import Space, assigned, inspect, prioritize, workload
+from tests.integration.since import since
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, since(34, "resource.k8s.io/v1")]
 
 HALF = P100 // 2
 CARDS = 2
