@@ -312,7 +312,7 @@ class Cluster:
         if real:
             self.network.create(len(real))
         if spec.chart:
-            self.network.forward()
+            self.network.forward(SERVICES)
             self.control_plane.address = self.network.node_address(1)
         self.control_plane.write_credentials(real)
         with ThreadPoolExecutor(1) as pool:

@@ -40,9 +40,16 @@ class Network:
     def exists(self) -> bool:
         return Path(f"/sys/class/net/{self.bridge}").exists()
 
-    def forward(self) -> None:
-        """Pods reach Services: what they send to one goes through the machine and back to the bridge."""
+    def forward(self, services: str) -> None:
+        """Pods and host reach Services: what they send to one goes through the machine and back to the bridge.
+
+        services: addresses of Services, as a CIDR.
+        """
         Path(f"/proc/sys/net/ipv4/conf/{self.bridge}/forwarding").write_text("1")
+        # A machine without a network has no route to them, and kube-proxy translates only what has one.
+        route = ["ip", "route", "get", services.partition("/")[0]]
+        if subprocess.run(route, capture_output=True, check=False).returncode:
+            run(["ip", "route", "add", services, "dev", self.bridge])
 
     def write_cni(self, folder: Path, number: int, routed: str = "") -> Path:
         """The CNI configuration of a node; returns its folder. `routed`: addresses that pods reach by the node."""

@@ -1,6 +1,7 @@
 """The bridge of a cluster's pods."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,3 +32,16 @@ def test_it_keeps_its_hardware_address_when_pods_come_and_go(network):
     assert address_file.read_text() == before
     run(["ip", "link", "delete", pod])
     assert address_file.read_text() == before
+
+
+def test_services_have_a_route_on_a_machine_without_a_network(tmp_path):
+    program = f"""
+from pathlib import Path
+from tests.cluster.network import Network
+from tests.cluster.processes import run
+network = Network(Path({str(tmp_path)!r}))
+network.create(1)
+network.forward("10.96.0.0/16")
+print(run(["ip", "route", "get", "10.96.0.1"]))
+"""
+    assert " dev cw" in run(["unshare", "--net", sys.executable, "-c", program])
