@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "inspect": ("inspect", "List GPUs and shares, as kubectl inspect gpushare does"),
     "nodes": ("nodes", "Show the free GPU memory of each node, and what still fits"),
     "quota": ("quota", "Show the GPU quotas and their use"),
+    "report": ("report", "Sum up what was granted, used and idle over days"),
     "scheduler-config": ("scheduler_config", "Print the configuration that kube-scheduler needs"),
     "simulate": ("simulate", "Replay a trace of pods under each placement policy"),
     "top": ("top", "Show GPUs, shares and measured use, refreshed"),

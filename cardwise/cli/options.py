@@ -37,6 +37,7 @@ def _output_option(*choices: str) -> Callable[[_F], _F]:
 
 output = _output_option("table", "wide", "json", "yaml")
 plain_output = _output_option("table", "json", "yaml")
+report_output = _output_option("table", "csv", "json")
 
 
 class _Duration(click.ParamType[float]):

@@ -443,7 +443,7 @@ def command_of(name: str) -> click.Command:
     return command
 
 
-@pytest.mark.parametrize("name", sorted(main._COMMANDS.keys() - {"completion", "scheduler-config"}))
+@pytest.mark.parametrize("name", sorted(main._COMMANDS.keys() - {"completion", "report", "scheduler-config"}))
 def test_every_command_that_asks_a_cluster_takes_a_context(name):
     options = {option for parameter in command_of(name).params for option in parameter.opts}
     assert {"--context", "--kubeconfig"} <= options

@@ -1,9 +1,10 @@
-"""`cardwise advise` and `cardwise idle` with a real Prometheus that has recorded three days of simulated use."""
+"""`cardwise advise`, `idle` and `report` with a real Prometheus that has recorded three days of simulated use."""
 
 import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from tests.cluster.prometheus import Prometheus, programs
 from tests.observability.metricdocs import ROOT
 
 FILES = ROOT / "helm" / "cardwise" / "files"
+RULES = FILES / "rules" / "cardwise.yaml"
 HOUR, DAY = 60, 24 * 60  # minutes
 RECORDED = 3 * DAY
 STEP = 9  # minutes, of three days
@@ -73,7 +75,8 @@ def recorded(now: int) -> Iterator[str]:
         yield f"# TYPE cardwise_container_gpu_{family} {kind}"
         yield from samples
     yield "# TYPE cardwise_gpu_memory_bytes gauge"
-    yield f'cardwise_gpu_memory_bytes{{gpu="GPU-n1-0",node="n1"}} {TOTAL * MIB} {now}'
+    for minute in range(RECORDED, -1, -1):
+        yield f'cardwise_gpu_memory_bytes{{gpu="GPU-n1-0",node="n1"}} {TOTAL * MIB} {now - 60 * minute}'
     yield "# EOF"
 
 
@@ -91,11 +94,30 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     command = [folder / "promtool", "tsdb", "create-blocks-from", "openmetrics", "--max-block-duration=162h"]
     subprocess.run([*command, history, state / "data"], check=True, capture_output=True)
     server = Prometheus(folder, state, {})
-    server.start(FILES / "rules" / "cardwise.yaml", FILES / "alerts" / "cardwise.yaml")
+    server.start()
     try:
+        record_past(folder, state, f"http://127.0.0.1:{server.port}")
+        server.stop()
+        server.start(RULES, FILES / "alerts" / "cardwise.yaml")
         yield server
     finally:
         server.stop()
+
+
+def record_past(folder: Path, state: Path, url: str) -> None:
+    """What the rules would have recorded, each five minutes, until a minute ago."""
+    now = int(time.time())
+    command = [
+        folder / "promtool",
+        "tsdb",
+        "create-blocks-from",
+        "--max-block-duration=162h",
+        "rules",
+        f"--start={now - 60 * RECORDED}",
+    ]
+    command += [f"--end={now - 60}", "--eval-interval=5m", f"--url={url}", f"--output-dir={state / 'data'}", RULES]
+    completed = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +199,23 @@ def test_wrong_arguments_are_errors(monkeypatch, api, words, problem):
     assert problem in completed.output
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ([], "a report needs Prometheus: add --prometheus URL"),
+        (["--prometheus", "http://127.0.0.1:1", "--since", "5m"], "--since: write at least 1h"),
+        (
+            ["--prometheus", "http://127.0.0.1:1", "--by", "node"],
+            "'node' is not one of 'namespace', 'class', 'workload'",
+        ),
+    ],
+)
+def test_wrong_arguments_of_report_are_errors(monkeypatch, api, words, problem):
+    completed = clusters.run(monkeypatch, api, "report", *words)
+    assert completed.exit_code == 2
+    assert problem in completed.output
+
+
 def test_another_page_than_prometheus_is_an_error(url, monkeypatch, api):
     with_password = url.replace("http://", "http://user:secret@")
     completed = clusters.run(monkeypatch, api, "idle", "-n", "team-a", "--prometheus", f"{with_password}/elsewhere")
@@ -218,3 +257,54 @@ def test_panels_and_alerts_of_recorded_metrics_have_data(prometheus):
     (idle,) = [rule for group in alerts for rule in group["rules"] if rule["alert"] == "CardwiseIdleShares"]
     assert prometheus.query(idle["expr"]) == [], "three of six shares are idle, which is not more than half"
     assert prometheus.query(idle["expr"].replace("0.5", "0.4"))
+
+
+def simulated_hours(pod: str) -> dict[str, float]:
+    """MiB-hours of a pod: granted, used, idle and unknown."""
+    hours = dict.fromkeys(("granted", "used", "idle", "unknown"), 0.0)
+    for minute in range(RECORDED):
+        use = USES[pod](minute)
+        if use is None:
+            continue
+        mib, is_busy = use
+        hours["granted"] += GRANTED / 60
+        hours["used"] += min(mib, GRANTED) / 60
+        hours["idle"] += GRANTED / 60 * (is_busy is False)
+        hours["unknown"] += GRANTED / 60 * (is_busy is None)
+    return hours
+
+
+def test_report_prints_the_totals_of_the_recorded_use(url, monkeypatch, api):
+    document = printed(monkeypatch, api, "report", "--prometheus", url, "--since", "72h", "--by", "workload")
+    groups = {group["workload"]: group for group in document["groups"]}
+    assert groups.keys() == {workload_of(pod) for pod in USES}
+    hours = {pod: simulated_hours(pod) for pod in USES}
+    # A rule counts idle time from the tenth minute on, and Prometheus a series for five minutes after its end.
+    exact = 0.5 * GRANTED
+    for workload, group in groups.items():
+        for name in ("granted", "used", "idle", "unknown"):
+            simulated = sum(hours[pod][name] for pod in USES if workload_of(pod) == workload)
+            assert group[f"{name}MiBHours"] == pytest.approx(simulated, abs=exact), (workload, name)
+        assert group["grantedGPUHours"] == pytest.approx(group["grantedMiBHours"] / TOTAL, abs=0.02)
+    assert document["capacityMiBHours"] == pytest.approx(TOTAL * RECORDED / 60, abs=exact)
+
+
+def test_report_by_namespace_is_the_sum_of_its_workloads(url, monkeypatch, api):
+    words = ("report", "--prometheus", url, "--since", "72h")
+    groups = printed(monkeypatch, api, *words, "--by", "workload")["groups"]
+    completed = clusters.run(monkeypatch, api, *words, "-o", "csv")
+    head, line = completed.stdout.splitlines()
+    assert head == "namespace,grantedMiBHours,grantedGPUHours,usedMiBHours,idleMiBHours,unknownMiBHours"
+    namespace, granted, *_ = line.split(",")
+    assert namespace == "team-a"
+    assert float(granted) == pytest.approx(sum(group["grantedMiBHours"] for group in groups), rel=0.01)
+    table = clusters.run(monkeypatch, api, *words, "--by", "class").stdout
+    assert [row.split() for row in table.splitlines()][1][0] == "(any)"
+    assert "MiB-hours granted in the last 3d" in table
+
+
+def test_a_report_without_recorded_use_names_the_rules(url, monkeypatch, api):
+    completed = clusters.run(monkeypatch, api, "report", "--prometheus", url, "-n", "team-b")
+    assert completed.exit_code == 0
+    assert completed.stdout == ""
+    assert "no recorded use of namespace team-b in this time: it must load the recording rules" in completed.stderr

@@ -11,6 +11,7 @@ Input: a client. Output: nodes and pods to simulate, pods that may be moved, use
     usage         cards and their holders, for `top`
     usagehistory  what containers have used in the last hours, for `advise` and `idle`
     recordeduse   the same of the last days, from Prometheus
+    recordedtotals  sums over days, from Prometheus, for `report`
     prometheus    queries to Prometheus
     idlepods      pods that hold a share and do not compute
     frameworks    which frameworks preallocate, and how they are recognised
