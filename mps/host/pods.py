@@ -7,7 +7,7 @@ import structlog
 
 from cardwise.clock import Clock
 from cardwise.core.api import assignment as codec
-from cardwise.core.api import mps, names
+from cardwise.core.api import classes, mps, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.isolation import Isolation
 from cardwise.core.api.mps import DaemonScope
@@ -117,6 +117,8 @@ def _parse_containers(pod: Pod) -> Iterator[ContainerView]:
         for status in pod.status.all_containers()
     }
     common_class = pod.metadata.annotations.get(names.CLASS, "")
+    if not classes.is_name(common_class):  # users may write any text
+        common_class = ""
     for key, container in pod.spec.containers_by_key():
         limits = (container.resources.limits if container.resources is not None else None) or {}
         resource_class = next(filter(None, map(names.class_of, limits)), common_class)

@@ -13,12 +13,13 @@ _FULL = 100.0  # percent
 
 
 class ContainerKey(NamedTuple):
-    """A container and a GPU. container: "" if unknown; uuid: of the GPU."""
+    """A container of a pod and a GPU. container: "" if unknown; uuid: of the GPU."""
 
     namespace: str
     pod: str
     container: str
     uuid: str
+    pod_uid: str
 
 
 class OwnedSample(NamedTuple):
@@ -84,7 +85,7 @@ def container_uses(
             container_key = (names.get(sample.runtime_id, ""), sample.uuid)
             by_container.setdefault(container_key, []).append(sample.sample)
         for (container, uuid), process_samples in by_container.items():
-            uses[ContainerKey(pod.namespace, pod.name, container, uuid)] = _container_use(
+            uses[ContainerKey(pod.namespace, pod.name, container, uuid, pod.uid)] = _container_use(
                 pod,
                 container,
                 process_samples,

@@ -2,7 +2,8 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.usagereport import WINDOW_SECONDS, ContainerUsage
@@ -11,6 +12,8 @@ from mps.usage.containeruse import ContainerKey, ContainerUse
 _MINUTE_SECONDS = 60.0
 # Containers that are remembered. A node has some hundred at once; in six hours short Jobs may be many.
 _MAX_CONTAINERS = 5000
+# Of one pod, by container and GPU: eight containers with eight GPUs each. Further ones are not remembered.
+_MAX_PER_POD = 64
 
 
 @dataclass(slots=True)
@@ -34,22 +37,41 @@ class _Entry:
     running: bool = True
 
 
+class PresentUse(NamedTuple):
+    """The use of a container by the last sample. recent_peak: the peak of the present and the previous minute in MiB;
+    None if unknown.
+    """
+
+    key: ContainerKey
+    use: ContainerUse
+    recent_peak: MiB | None
+
+
 class History:
-    """The use of the containers of a node. Times are of one monotonic clock, in seconds. Not thread-safe."""
+    """The use of the containers of a node. Times are of one monotonic clock, in seconds. Not thread-safe.
+
+    A container keeps the workload and the class of its first sample. Users may change the owners and annotations of a
+    pod at any time; each change would be a new series.
+    """
 
     def __init__(self, started: float) -> None:
         self._started = started
-        self._entries: dict[tuple[ContainerKey, str], _Entry] = {}
+        self._entries: dict[ContainerKey, _Entry] = {}
 
     def record(self, uses: Mapping[ContainerKey, ContainerUse], now: float, elapsed: float) -> None:
         """Record a sample of all containers; `elapsed` seconds after the one before."""
         minute = int(now // _MINUTE_SECONDS)
-        present = {(key, use.workload) for key, use in uses.items()}
-        for entry_key, entry in self._entries.items():
-            entry.running = entry_key in present
+        for key, entry in self._entries.items():
+            entry.running = key in uses
+        entries_by_pod = Counter(key.pod_uid for key in self._entries)
         for key, use in uses.items():
-            entry = self._entries.setdefault((key, use.workload), _Entry(use))
-            entry.use = use
+            if key not in self._entries:
+                if entries_by_pod[key.pod_uid] == _MAX_PER_POD:
+                    continue
+                entries_by_pod[key.pod_uid] += 1
+                self._entries[key] = _Entry(use)
+            entry = self._entries[key]
+            entry.use = replace(use, workload=entry.use.workload, resource_class=entry.use.resource_class)
             _record_peak(entry.peaks, minute, use)
             if use.sm_percent is None:
                 entry.unknown_seconds += elapsed
@@ -64,33 +86,40 @@ class History:
 
     def _forget(self, minute: int) -> None:
         oldest_minute = minute - int(WINDOW_SECONDS // _MINUTE_SECONDS)
-        for entry_key, entry in list(self._entries.items()):
+        for key, entry in list(self._entries.items()):
             while entry.peaks and entry.peaks[0][0] <= oldest_minute:
                 entry.peaks.popleft()
             if not entry.peaks:
-                del self._entries[entry_key]
+                del self._entries[key]
         excess = len(self._entries) - _MAX_CONTAINERS
         if excess > 0:
-            for entry_key in [key for key, entry in self._entries.items() if not entry.running][:excess]:
-                del self._entries[entry_key]
+            for key in [key for key, entry in self._entries.items() if not entry.running][:excess]:
+                del self._entries[key]
 
-    def recent_peak(self, key: ContainerKey, workload: str) -> MiB | None:
-        """The peak of the present and the previous minute in MiB; None if unknown."""
-        entry = self._entries.get((key, workload))
-        peaks = list(entry.peaks)[-2:] if entry is not None else []
-        return max((peak for _, peak in peaks if peak is not None), default=None)
+    def copy(self) -> "History":
+        """A copy, for a reader that takes long."""
+        copied = History(self._started)
+        copied._entries = {key: replace(entry, peaks=entry.peaks.copy()) for key, entry in self._entries.items()}
+        return copied
+
+    def present(self) -> Iterator[PresentUse]:
+        """The use of the containers of the last sample."""
+        for key, entry in self._entries.items():
+            if entry.running:
+                peaks = (peak for _, peak in list(entry.peaks)[-2:] if peak is not None)
+                yield PresentUse(key, entry.use, max(peaks, default=None))
 
     def observed_seconds(self, now: float) -> float:
         return min(WINDOW_SECONDS, now - self._started)
 
     def containers(self, now: float) -> Iterator[ContainerUsage]:
         """The remembered use of each container."""
-        for (key, workload), entry in self._entries.items():
+        for key, entry in self._entries.items():
             yield ContainerUsage(
                 namespace=key.namespace,
                 pod=key.pod,
                 container=key.container,
-                workload=workload,
+                workload=entry.use.workload,
                 gpu=key.uuid,
                 granted_mib=entry.use.granted,
                 peaks_mib=dict(Counter(int(peak) for _, peak in entry.peaks if peak is not None)),

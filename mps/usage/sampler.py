@@ -65,7 +65,6 @@ class UseSampler:
         self._clock = clock
         self._lock = threading.Lock()  # for the fields that metrics and the report read
         self._history = History(clock.now())
-        self._uses: dict[ContainerKey, ContainerUse] = {}
         self._busy: dict[ContainerKey, _BusySeconds] = {}
         self._last_sample = clock.now()
         self._accounted_peaks: dict[tuple[str, int], int] = {}  # of the last sample, by UUID and PID
@@ -114,32 +113,26 @@ class UseSampler:
             elapsed = min(now - self._last_sample, _MAX_ELAPSED_SECONDS)
             self._last_sample = now
             self._history.record(uses, now, elapsed)
-            self._uses = uses
             self._busy = {key: _add_busy(self._busy.get(key), use, elapsed) for key, use in uses.items()}
 
     def exported_uses(self) -> list[ExportedUse]:
         """The present use of all containers."""
         with self._lock:
             return [
-                ExportedUse(
-                    key,
-                    use,
-                    self._history.recent_peak(key, use.workload),
-                    self._busy[key].sm,
-                    self._busy[key].bandwidth,
-                )
-                for key, use in self._uses.items()
+                ExportedUse(key, use, recent_peak, self._busy[key].sm, self._busy[key].bandwidth)
+                for key, use, recent_peak in self._history.present()
             ]
 
     def report(self) -> bytes:
         """The use of the last hours as JSON (`UsageReport`)."""
         with self._lock:
-            now = self._clock.now()
-            report = UsageReport(
-                node=self._node,
-                observed_seconds=self._history.observed_seconds(now),
-                containers=list(self._history.containers(now)),
-            )
+            now, history = self._clock.now(), self._history.copy()
+        # Without the lock: thousands of containers take a second, and the sampler must not wait.
+        report = UsageReport(
+            node=self._node,
+            observed_seconds=history.observed_seconds(now),
+            containers=list(history.containers(now)),
+        )
         return msgspec.json.encode(report)
 
     def _own_samples(self, pods: list[PodView], samples: Mapping[str, list[ProcessSample]]) -> list[OwnedSample]:

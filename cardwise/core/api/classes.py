@@ -228,15 +228,18 @@ def check_name(name: str, field: str = "metadata.name") -> None:
         )
 
 
-def is_bare_class_name(name: str, exists: Callable[[str], bool]) -> bool:
-    """Whether a resource name without a domain means a class. Kubernetes would refuse such a name."""
-    if "/" in name:
-        return False
+def is_name(name: str) -> bool:
+    """Whether a class may have this name."""
     try:
         check_name(name)
     except InvalidRequest:
         return False
-    return "." in name or exists(name)
+    return True
+
+
+def is_bare_class_name(name: str, exists: Callable[[str], bool]) -> bool:
+    """Whether a resource name without a domain means a class. Kubernetes would refuse such a name."""
+    return is_name(name) and ("." in name or exists(name))
 
 
 def _selects_other_devices(selector: Selector, field: str) -> bool:

@@ -11,6 +11,7 @@ MAX_SUBDOMAIN_LENGTH: Final = 253
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_KIND: Final = re.compile(r"[A-Za-z]([-A-Za-z0-9]*[A-Za-z0-9])?")
 _LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
 _DOTS: Final = (".", "..")
 _SEPARATORS: Final = ("/", "%")
@@ -24,6 +25,11 @@ def is_label(text: str) -> bool:
 def is_subdomain(text: str) -> bool:
     """Whether the text is a DNS subdomain, such as the name of a pod or a node (RFC 1123)."""
     return len(text) <= MAX_SUBDOMAIN_LENGTH and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_kind(text: str) -> bool:
+    """Whether the text can be the kind of an object, such as Deployment: a CRD's kind is a DNS label in lower case."""
+    return len(text) <= MAX_LABEL_LENGTH and _KIND.fullmatch(text) is not None
 
 
 def is_name_prefix(text: str) -> bool:

@@ -11,6 +11,7 @@ from cardwise.core.api import mpsprofile, names
 from cardwise.core.api.isolation import isolation_of
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.api.sharing import tenant_of
+from cardwise.core.values import objectnames
 from cardwise.core.values.decoded import Json
 from cardwise.kube.objects.meta import ObjectMeta
 from cardwise.kube.wire import prepare_types
@@ -157,10 +158,15 @@ class Pod(Struct, frozen=True, gc=False, omit_defaults=True):
     def workload(self) -> str:
         """Kind and name of what created the pod, such as Deployment/web or CronJob/report; Pod/NAME for a bare pod.
 
-        A pod names its ReplicaSet or Job only; the Deployment or CronJob is derived from the name.
+        A pod names its ReplicaSet or Job only; the Deployment or CronJob is derived from the name. Users may write any
+        text as an owner: one that cannot be an object of Kubernetes does not count.
         """
         controller = self.metadata.controller
-        if controller is None:
+        if (
+            controller is None
+            or not objectnames.is_kind(controller.kind)
+            or not objectnames.is_subdomain(controller.name)
+        ):
             return f"Pod/{self.metadata.name}"
         if controller.kind == "ReplicaSet":
             suffix = f"-{self.metadata.labels.get('pod-template-hash', '')}"

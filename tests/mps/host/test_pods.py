@@ -185,3 +185,14 @@ def test_class_of_a_container_is_its_resource_or_the_pods_annotation():
     pod = {"metadata": {"name": "p", "annotations": {names.CLASS: "slow"}}, "spec": {"containers": containers}}
     views = pods.parse_pod(json.dumps(pod).encode()).containers
     assert [view.resource_class for view in views] == ["fast", "slow", "slow"]
+
+
+@pytest.mark.parametrize("name", ["a\u2028b", "a" * 49, "A_b", "cardwise.dev/x", "x" * 1_400_000])
+def test_a_class_that_is_no_name_of_a_class_is_any_class(name):
+    wire = {
+        "metadata": {"uid": "u", "name": "p", "annotations": {names.CLASS: name}},
+        "spec": {"containers": [{"name": "a"}, {"name": "b", "resources": {"limits": {f"{names.CLASS_PREFIX}t4": 1}}}]},
+    }
+    assert [view.resource_class for view in pods.parse_pod(json.dumps(wire).encode()).containers] == ["", "t4"]
+    wire["metadata"]["annotations"][names.CLASS] = "k80"
+    assert [view.resource_class for view in pods.parse_pod(json.dumps(wire).encode()).containers] == ["k80", "t4"]

@@ -1,11 +1,12 @@
 """What containers use of GPUs, as metrics and as the history of the last hours have it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from cardwise.core.api import assignment as codec
+from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import usagereport
@@ -14,6 +15,7 @@ from cardwise.kube import paths
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import SERVER_PROGRAM
 from mps.usage import usemetrics
+from mps.usage.history import History
 from tests.mps.mpsnode import CID, NODE, P100, Node, uuid_of
 
 MIB = 1024 * 1024
@@ -203,3 +205,47 @@ def test_containers_of_pods_that_gpushare_placed_are_unknown(node, sample):
     sample()
     usage = usage_of(node, "old")
     assert (usage.container, usage.granted_mib, usage.peaks_mib) == ("", 4000, {500: 1})
+
+
+def test_changes_of_a_pods_metadata_are_no_new_series_and_no_new_containers(node, sample):
+    node.bind("pod", 0, 4000)
+    node.start()
+    sample()
+    labels = [sample.labels for family in usemetrics.USES.collect() for sample in family.samples]
+    for i in range(5):
+        owner = {"apiVersion": "x/v1", "kind": f"Foo{i}", "name": f"a{i}", "uid": "u", "controller": True}
+        node.api.edit(
+            paths.pods("default", "pod"),
+            metadata={"ownerReferences": [owner], "annotations": {names.CLASS: f"class-{i}"}},
+        )
+        sample()
+        assert [sample.labels for family in usemetrics.USES.collect() for sample in family.samples] == labels
+    (usage,) = usagereport.decode_report(node.manager.usage_report()).containers
+    assert usage.workload == "Pod/pod"
+
+
+def test_an_owner_of_any_length_is_no_label(node, sample):
+    node.bind("pod", 0, 4000)
+    owner = {"apiVersion": "x/v1", "kind": "Foo", "name": "a\u2028" * 400_000, "uid": "u", "controller": True}
+    node.api.edit(paths.pods("default", "pod"), metadata={"ownerReferences": [owner]})
+    node.start()
+    sample()
+    assert len(node.manager.usage_report()) < 1000
+    assert {sample.labels["workload"] for family in usemetrics.USES.collect() for sample in family.samples} == {
+        "Pod/pod"
+    }
+
+
+def test_the_sampler_does_not_wait_while_a_report_is_made(node, sample, monkeypatch):
+    node.bind("pod", 0, 4000)
+    node.start()
+    sample()
+    make_usages = History.containers
+
+    def containers(history: History, now: float) -> Iterator[ContainerUsage]:
+        sample()
+        return make_usages(history, now)
+
+    monkeypatch.setattr(History, "containers", containers)
+    (usage,) = usagereport.decode_report(node.manager.usage_report()).containers
+    assert usage.peaks_mib == {0: 1}
