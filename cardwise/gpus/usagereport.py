@@ -4,13 +4,18 @@
 """
 
 from collections import Counter
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 PATH: Final = "/usage"
 WINDOW_SECONDS: Final = 6 * 3600.0  # how long use is remembered
+
+# What a node may send: a report with other values is malformed.
+_Name = Annotated[str, Meta(max_length=317)]  # characters; the longest is a kind of 63, a slash and a name of 253
+_Count = Annotated[int, Meta(ge=0, le=2**40)]
+_Seconds = Annotated[float, Meta(ge=0, le=2**40)]
 
 
 class ContainerUsage(Struct, rename={"peaks_mib": "peaksMiB", "granted_mib": "grantedMiB"}, kw_only=True, frozen=True):
@@ -28,15 +33,15 @@ class ContainerUsage(Struct, rename={"peaks_mib": "peaksMiB", "granted_mib": "gr
     running: whether the container still holds its share.
     """
 
-    namespace: str
-    pod: str
-    container: str
-    workload: str
-    gpu: str
-    granted_mib: int | None = None
-    peaks_mib: dict[int, int] = {}
-    busy_percent: float | None = None
-    idle_seconds: float | None = None
+    namespace: _Name
+    pod: _Name
+    container: _Name
+    workload: _Name
+    gpu: _Name
+    granted_mib: _Count | None = None
+    peaks_mib: dict[_Count, _Count] = {}
+    busy_percent: Annotated[float, Meta(ge=0)] | None = None
+    idle_seconds: _Seconds | None = None
     idle_is_minimum: bool = True
     running: bool = True
 
@@ -47,12 +52,20 @@ class UsageReport(Struct, rename="camel", kw_only=True, frozen=True):
     observed_seconds: how long the node has been observed; use is remembered for `WINDOW_SECONDS` at most.
     """
 
-    node: str
-    observed_seconds: float
+    node: _Name
+    observed_seconds: _Seconds
     containers: list[ContainerUsage] = []
 
 
-decode_report: Final = msgspec.json.Decoder(UsageReport).decode
+_decoder: Final = msgspec.json.Decoder(UsageReport)
+
+
+def decode_report(content: bytes) -> UsageReport:
+    """The report from its JSON. Raises ValueError if it is malformed."""
+    try:
+        return _decoder.decode(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def quantile(peaks: Counter[int], fraction: float) -> int | None:

@@ -7,6 +7,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from cardwise.core.api import names
+from cardwise.kube import paths
 from cardwise.kube.clusterstate import OTHER_NAMESPACES
 from cardwise.web import app, pages
 from cardwise.web.snapshot import MIN_SECONDS, ClusterReader
@@ -243,3 +244,12 @@ def test_shares_of_a_gpu_lie_side_by_side_within_its_bar(api):
     assert [share.pod for share in shares] == ["notebook", "serve"]
     assert shares[1].start == shares[0].width
     assert sum(share.width for share in shares) <= pages.BAR_WIDTH
+
+
+def test_a_node_whose_metrics_cannot_be_read_does_not_hide_the_page(api):
+    labels = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "mps"}
+    metadata = {"namespace": names.NAMESPACE, "name": "mps-n1", "labels": labels}
+    api.add("pods", {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": {"phase": "Running"}})
+    metrics = b'cardwise_container_gpu_memory_used_bytes{namespace="team-a"} NaN\n'
+    api.answers[f"{paths.pods(names.NAMESPACE)}/mps-n1:9400/proxy/metrics"] = metrics
+    assert "team-a/notebook: 2000 MiB" in browse(api).get("/").text

@@ -13,6 +13,7 @@ from functools import partial
 from cardwise.cli.cluster import nodestates
 from cardwise.core.api import assignment, classes, names, sharing
 from cardwise.core.api.assignment import CardShare
+from cardwise.core.values import wording
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.objects.extendedresources import Allocated, ExtendedResource, IsolationStatus
@@ -25,7 +26,16 @@ _PROXY_SECONDS = 2.0  # maximum time of a request to a manager: a hanging manage
 _USED_METRIC, _METRICS_PORT = "cardwise_container_gpu_memory_used_bytes", 9400
 _MANAGER_SELECTOR = "app.kubernetes.io/name=cardwise,app.kubernetes.io/component=mps"
 _BYTES_PER_MIB = 1024 * 1024
+_MAX_USED_BYTES = 2**63
+_MAX_LINE_LENGTH = 4096  # characters of a sample; the parser takes minutes for some lines of a megabyte
 _NOTHING_ALLOCATED = Allocated()
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableUse:
+    """The use on a node could not be read. `problem`: why."""
+
+    problem: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,15 +304,15 @@ def _measure_usage(
         notes.append(f"usage not measured: namespace {cardwise_namespace} has no pod of an MPS manager on these nodes")
         return {}
     usage: dict[tuple[str, str, str], int] = {}
-    refusal_message = ""
+    problem = ""
     with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
         for response in pool.map(lambda name: _read_manager_usage(client, cardwise_namespace, name), queried_managers):
-            if isinstance(response, errors.KubeError):
-                refusal_message = response.message or response.reason
+            if isinstance(response, UnreadableUse):
+                problem = response.problem
             else:
                 usage |= response
-    if refusal_message:
-        notes.append(f"usage is unknown for some nodes: {refusal_message}")
+    if problem:
+        notes.append(f"usage is unknown for some nodes: {problem}")
     return usage
 
 
@@ -316,12 +326,15 @@ def list_manager_pods(client: KubeClient, cardwise_namespace: str) -> Mapping[st
 
 def _read_manager_usage(
     client: KubeClient, cardwise_namespace: str, manager: str
-) -> dict[tuple[str, str, str], int] | errors.KubeError:
+) -> dict[tuple[str, str, str], int] | UnreadableUse:
     """Read the metrics of a manager."""
     try:
         return parse_usage(read_manager(client, cardwise_namespace, manager, "/metrics").decode("utf-8", "replace"))
     except errors.KubeError as error:
-        return error
+        return UnreadableUse(error.message or error.reason)
+    except ValueError as error:
+        problem = wording.quote_text(str(error))
+        return UnreadableUse(f"MPS manager {manager} sent unreadable metrics: {problem}")
 
 
 def read_manager(client: KubeClient, cardwise_namespace: str, manager: str, path: str) -> bytes:
@@ -334,13 +347,21 @@ def read_manager(client: KubeClient, cardwise_namespace: str, manager: str, path
 
 
 def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
-    """MiB by namespace, pod and card UUID, from the metrics of an MPS manager."""
+    """MiB by namespace, pod and card UUID, from the metrics of an MPS manager. Raises ValueError."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - needed only where a manager runs
 
-    lines = [line for line in exposition.splitlines() if line.startswith(_USED_METRIC)]
+    # Not `splitlines`: the text of a label may have other line ends.
+    lines = [line for line in exposition.split("\n") if line.startswith(_USED_METRIC)]
+    if max(map(len, lines), default=0) > _MAX_LINE_LENGTH:
+        raise ValueError(f"a sample has more than {_MAX_LINE_LENGTH} characters")
+    try:
+        families = list(text_string_to_metric_families("\n".join([*lines, ""])))
+    except IndexError:  # the parser's for some malformed lines
+        raise ValueError("a sample is malformed") from None
     used_bytes: dict[tuple[str, str, str], int] = defaultdict(int)
-    for family in text_string_to_metric_families("\n".join([*lines, ""])):
-        for sample in family.samples:
-            labels = sample.labels
-            used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("UUID", "")] += int(sample.value)
+    for sample in (sample for family in families for sample in family.samples):
+        if not 0 <= sample.value < _MAX_USED_BYTES:  # also NaN
+            raise ValueError(f"{sample.value} is not a number of bytes")
+        labels = sample.labels
+        used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("UUID", "")] += int(sample.value)
     return {key: amount // _BYTES_PER_MIB for key, amount in used_bytes.items()}

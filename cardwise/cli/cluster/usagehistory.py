@@ -3,9 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import msgspec
-
 from cardwise.cli.cluster import usage
+from cardwise.cli.cluster.usage import UnreadableUse
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.gpus import usagereport
@@ -15,13 +14,6 @@ from cardwise.kube.client import KubeClient
 
 _MAX_PARALLEL_REQUESTS = 8  # maximum number of requests at the same time
 _MAX_LISTED = 3  # maximum number of nodes that a note names
-
-
-@dataclass(frozen=True, slots=True)
-class _UnreadableReport:
-    """A manager's report could not be read. `problem`: why."""
-
-    problem: str
 
 
 @dataclass(slots=True)
@@ -50,7 +42,7 @@ def read_history(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) 
     with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
         answers = pool.map(lambda pod: _read_report(client, cardwise_namespace, pod), managers.values())
         for node, answer in zip(managers, answers, strict=True):
-            if isinstance(answer, _UnreadableReport):
+            if isinstance(answer, UnreadableUse):
                 failed_nodes.append(node)
                 last_problem = answer.problem
             else:
@@ -61,11 +53,11 @@ def read_history(client: KubeClient, cardwise_namespace: str = names.NAMESPACE) 
     return history
 
 
-def _read_report(client: KubeClient, cardwise_namespace: str, manager: str) -> UsageReport | _UnreadableReport:
+def _read_report(client: KubeClient, cardwise_namespace: str, manager: str) -> UsageReport | UnreadableUse:
     """The report of a manager."""
     try:
         return usagereport.decode_report(usage.read_manager(client, cardwise_namespace, manager, usagereport.PATH))
     except errors.KubeError as error:
-        return _UnreadableReport(error.message or error.reason)
-    except msgspec.MsgspecError as error:
-        return _UnreadableReport(f"its MPS manager sent an unreadable report ({error})")
+        return UnreadableUse(error.message or error.reason)
+    except ValueError as error:
+        return UnreadableUse(f"its MPS manager sent an unreadable report ({error})")

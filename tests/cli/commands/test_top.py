@@ -396,6 +396,41 @@ def test_containers_of_a_pod_are_added_up():
     }
 
 
+USED_BYTES = "cardwise_container_gpu_memory_used_bytes"
+
+
+@pytest.mark.parametrize("character", ["\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_only_a_line_feed_ends_a_sample(monkeypatch, api, character):
+    labels = f'UUID="GPU-n1-0",namespace="team-b",pod="serve",workload="Foo/a{character}{USED_BYTES}b"'
+    api.answers[f"{PARTS}/mps-n1:9400/proxy/metrics"] = f"{METRICS}{USED_BYTES}{{{labels}}} 0\n".encode()
+    completed = run(monkeypatch, api)
+    assert (completed.exit_code, completed.stdout) == (0, SCREEN)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f'{USED_BYTES}{{namespace="a"}} {number}' for number in ("NaN", "+Inf", "-Inf", "1e400", "-1", "1e300", "x")),
+        f'{USED_BYTES}{{namespace="a"}} {"9" * 5000}',
+        f'{USED_BYTES}{{namespace="a}} 1',
+        f'{USED_BYTES}{{namespace="a",namespace="b"}} 1',
+        f'{USED_BYTES}{{namespace=" }} 1',
+        f"{USED_BYTES}{{",
+        f"{USED_BYTES}}}",
+        USED_BYTES,
+        f'{USED_BYTES}{{pod="' + '\\"' * 500_000 + '"} 1',
+    ],
+)
+@pytest.mark.timeout(20)
+def test_metrics_that_cannot_be_read_leave_the_use_of_their_node_unknown(monkeypatch, api, line):
+    api.answers[f"{PARTS}/mps-n1:9400/proxy/metrics"] = f"{METRICS}{line}\n".encode()
+    completed = run(monkeypatch, api)
+    assert completed.exit_code == 0, completed.output
+    assert "team-a/train -/1500, team-b/serve -/1000" in completed.stdout
+    assert "usage is unknown for some nodes: MPS manager mps-n1 sent unreadable metrics" in completed.output
+    assert len(completed.output) < 3000
+
+
 NARROW = """\
 6 GPUs on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
 
