@@ -1,12 +1,25 @@
 """The command `cardwise web`. Flask is imported when it runs: it is in the extra `cardwise[web]`."""
 
+import html
+import tempfile
 import webbrowser
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 import click
 
 from cardwise.cli import console, options, signals
 
 _MISSING_FLASK = "the page needs Flask: pipx install 'cardwise[web]', or pip install 'cardwise[web]'"
+_REDIRECT: Final = """\
+<!DOCTYPE html>
+<meta charset="utf-8">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>Cardwise</title>
+<a href="{address}">Cardwise</a>
+"""
 
 
 @click.command()
@@ -35,7 +48,21 @@ def web(cardwise_namespace: str, port: int, no_browser: bool) -> None:
     except OSError as error:
         raise click.ClickException(f"port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
     console.print_text(f"Cardwise is at {page_server.address} (Ctrl-C ends it)")
-    if not no_browser:
-        webbrowser.open(page_server.address)
-    with signals.raise_on_signals(), page_server:
+    with signals.raise_on_signals(), page_server, ExitStack() as stack:
+        if not no_browser:
+            with suppress(OSError):  # without a place for a file the printed address must do
+                stack.enter_context(_browser_at(page_server.address))
         page_server.serve_forever()
+
+
+@contextmanager
+def _browser_at(address: str) -> Iterator[None]:
+    """Open the address in the browser, by a file that exists during the context and that only this user can read.
+
+    Every user of the machine can read the browser's command line, so the token must not be there. Jupyter does so too.
+    """
+    with tempfile.NamedTemporaryFile("w", prefix="cardwise-", suffix=".html") as file:
+        file.write(_REDIRECT.format(address=html.escape(address)))
+        file.flush()
+        webbrowser.open(Path(file.name).as_uri())
+        yield

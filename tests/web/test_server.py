@@ -2,10 +2,14 @@
 
 import hashlib
 import http.client
+import re
+import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from flask import Flask
@@ -20,6 +24,7 @@ from tests.cli.clusters import lists, run
 STATIC = Path(cardwise.web.__file__).parent / "static"
 # dist/idiomorph.min.js of idiomorph 0.8.0, https://registry.npmjs.org/idiomorph/-/idiomorph-0.8.0.tgz
 IDIOMORPH = "4cbd535caf7663a51eda9bce6595371c384fc430d54b8d414e29a61167f19f96"
+ADDRESS = re.compile(r"Cardwise is at (http://127\.0\.0\.1:\d+/[-\w]{43}/) \(Ctrl-C ends it\)")
 
 
 @pytest.fixture
@@ -107,10 +112,43 @@ def test_the_command_prints_the_address_and_ends_cleanly(monkeypatch):
     monkeypatch.setattr(server.PageServer, "serve_forever", lambda self: None)  # Werkzeug returns at Ctrl-C
     outcome = run(monkeypatch, lists(), "web")
     assert outcome.exit_code == 0
-    assert f"Cardwise is at {opened[0]} (Ctrl-C ends it)" in outcome.output
+    assert ADDRESS.search(outcome.output)
+    assert len(opened) == 1
     opened.clear()
     run(monkeypatch, lists(), "web", "--no-browser")
     assert not opened
+
+
+@pytest.mark.parametrize("end", [None, SystemExit(143), KeyboardInterrupt()])
+def test_the_browsers_command_line_does_not_have_the_token(monkeypatch, end):
+    """Every user of the machine may read it."""
+    files: list[tuple[Path, int, str]] = []
+
+    def open_in_browser(url: str) -> None:
+        file = Path(unquote(urlsplit(url).path))
+        assert urlsplit(url).scheme == "file"
+        files.append((file, stat.S_IMODE(file.stat().st_mode), file.read_text()))
+
+    def serve_forever(running: PageServer) -> None:
+        assert files[0][0].exists(), "the browser may be slow"
+        if end is not None:
+            raise end
+
+    monkeypatch.setattr(command.webbrowser, "open", open_in_browser)
+    monkeypatch.setattr(server.PageServer, "serve_forever", serve_forever)
+    outcome = run(monkeypatch, lists(), "web")
+    ((file, mode, page),) = files
+    address = ADDRESS.search(outcome.output)[1]
+    assert mode == 0o600
+    assert f'<meta http-equiv="refresh" content="0; url={address}">' in page
+    assert not file.exists()
+
+
+def test_without_a_place_for_a_file_the_address_is_still_printed(monkeypatch):
+    monkeypatch.setattr(server.PageServer, "serve_forever", lambda self: None)
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/no-such-folder")
+    outcome = run(monkeypatch, lists(), "web")
+    assert (outcome.exit_code, bool(ADDRESS.search(outcome.output))) == (0, True)
 
 
 def test_without_flask_the_command_names_the_extra(monkeypatch):
