@@ -213,7 +213,7 @@ class Delivery:
         edits, version = self.merged_edits(cards)
         devices = [hardware.devices[device.uuid] for device in grant.devices]
         device_edits = map(cdi.device_edits, devices)
-        edits = cdi.merge_edits([edits, *device_edits, cdi.mps_edits(grant), cdi.kernel_limit_edits(grant, cards)])
+        edits = cdi.merge_edits([edits, *device_edits, cdi.mps_edits(grant), cdi.memory_tier_edits(grant, cards)])
         return cdi.build_spec(slot, grant, edits, version, devices)
 
 

@@ -20,6 +20,7 @@ import yaml
 from msgspec import Struct
 
 from cardwise.core.api import isolation, mps, names, shareagent
+from cardwise.core.api.isolation import MemoryTier
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard
 from cardwise.kube.wire import prepare_types
@@ -91,17 +92,23 @@ def mps_edits(grant: Grant) -> Edits:
     return {"mounts": [_bind_mount(f"{folder}/{mps.CLIENTS_FOLDER}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]}
 
 
-def kernel_limit_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
-    """The CDI edits that make the driver limit a container's memory, with or without MPS. Empty if the driver cannot do
-    this, or if the grant is not a share of exactly one card.
+def memory_tier_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
+    """The CDI edits that tell a container its memory tier, and make the driver limit its memory, with or without MPS.
+    Empty for a container without cards.
 
-    NVIDIA's container toolkit (1.20.1 and later) reads the limit, in MiB, from the container's environment.
+    The driver, as MPS, limits only a container with exactly one card. NVIDIA's container toolkit (1.20.1 and later)
+    reads the driver's limit, in MiB, from the container's environment.
     """
-    if grant.is_agent or len(cards) != 1 or grant.shares[0].whole:
+    if not cards:
         return {}
-    if not isolation.has_kernel_limit(cards[0].properties.get("driver", "")):
-        return {}
-    return {"env": [f"{names.ENV_GPU_MEMORY_LIMIT}={grant.shares[0].mem}"]}
+    tier, limits = MemoryTier.ADVISORY, []
+    if len(cards) == 1:
+        (share,) = grant.shares
+        if not share.whole and isolation.has_kernel_limit(cards[0].properties.get("driver", "")):
+            tier, limits = MemoryTier.KERNEL, [f"{names.ENV_GPU_MEMORY_LIMIT}={share.mem}"]
+        elif grant.mps:
+            tier = MemoryTier.MPS
+    return {"env": [f"{names.ENV_ISOLATION}={tier}", *limits]}
 
 
 def _bind_mount(host: str, container: str, access: str) -> dict[str, Any]:

@@ -73,6 +73,7 @@ _REFERENCES = ["cardwise.dev/devices.0", "cardwise.dev/mem-fraction.3", names.ID
 _ENV_NAMES = [
     "A", "NVIDIA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", names.IDX, names.CONTAINER_MEM, names.ENV_XLA_FRACTION,
     names.ENV_GPU_MEMORY_LIMIT, names.ENV_XLA_FRACTION_NEW, names.ENV_FRACTION,
+    names.ENV_ISOLATION,
 ]  # fmt: skip
 _ENV = st.lists(
     st.builds(

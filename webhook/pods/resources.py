@@ -337,7 +337,7 @@ def merge_env_entries(
 
 def _is_reserved_variable(name: str) -> bool:
     """Whether only Cardwise may set the variable in a pod with cards."""
-    return name == names.ENV_GPU_COUNT or name.startswith(names.ENV_LIMIT_PREFIXES)
+    return name in (names.ENV_GPU_COUNT, names.ENV_ISOLATION) or name.startswith(names.ENV_LIMIT_PREFIXES)
 
 
 def _is_own_env_entry(entry: Json) -> bool:

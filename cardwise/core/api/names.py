@@ -145,6 +145,7 @@ NO_CARDS: Final = "void"  # the value of NVIDIA_VISIBLE_DEVICES with which NVIDI
 ENV_DEVICE_ORDER: Final = "CUDA_DEVICE_ORDER"
 ENV_LIMIT_MIB: Final = "CARDWISE_MEM_LIMIT_MIB"  # MiB on each of the container's cards
 ENV_GPU_COUNT: Final = "CARDWISE_GPU_COUNT"  # the number of the container's cards, if its share is split over several
+ENV_ISOLATION: Final = "CARDWISE_ISOLATION"  # the container's `isolation.MemoryTier` when it started
 ENV_FRACTION: Final = "CARDWISE_MEM_FRACTION"  # the limit / the card's memory, rounded down to 4 decimal places
 ENV_XLA_FRACTION: Final = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 ENV_XLA_FRACTION_NEW: Final = "XLA_CLIENT_MEM_FRACTION"

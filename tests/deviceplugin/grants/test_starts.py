@@ -35,6 +35,7 @@ def test_a_container_gets_the_card_of_its_annotations(rig):
         "CARDWISE_MEM_LIMIT_MIB": "8138",
         "CARDWISE_MEM_FRACTION": "0.5000",
         "CUPY_GPU_MEMORY_LIMIT": str(8138 * 1024 * 1024),
+        "CARDWISE_ISOLATION": "advisory",
     }
 
 

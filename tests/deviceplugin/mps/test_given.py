@@ -28,7 +28,7 @@ def test_a_container_gets_the_pipe_of_its_card_its_limit_and_nothing_else(world)
     assert env[PIPE_ENV] == mps.CONTAINER_PIPE
     assert env[LIMIT_ENV] == "0=8138M"
     assert env[PERCENT_ENV] == "30"
-    assert env["CARDWISE_MEM_LIMIT_MIB"] == "8138"
+    assert (env["CARDWISE_MEM_LIMIT_MIB"], env["CARDWISE_ISOLATION"]) == ("8138", "mps")
     (node,) = rig.edits(slot)["deviceNodes"]
     assert node["path"] == "/dev/nvidia1"
 
@@ -47,6 +47,7 @@ def test_a_whole_card_is_without_mps_whatever_the_pod_demands(world, isolation):
     rig.kubelet.pre_start(slot)
     assert pipes(rig, slot) == {}
     assert rig.env(slot).keys().isdisjoint(OURS)
+    assert rig.env(slot)["CARDWISE_ISOLATION"] == "advisory"
 
 
 @pytest.mark.parametrize("isolation", ["advisory", "mps", "kernel"])
@@ -155,6 +156,8 @@ def test_the_kernels_limit_where_the_driver_has_one(world, driver, shares, whole
     rig = world.rig.start()
     slot = start(rig, bound(rig, "a", shares, whole=[0] if whole else []))
     assert rig.env(slot).get("NVIDIA_GPU_MEMORY_LIMIT") == limit
+    without = "advisory" if whole or len(shares) > 1 else "mps"
+    assert rig.env(slot)["CARDWISE_ISOLATION"] == ("kernel" if limit else without)
 
 
 def test_the_kernels_limit_needs_no_mps(idle_rig):
@@ -164,6 +167,7 @@ def test_the_kernels_limit_needs_no_mps(idle_rig):
     rig = idle_rig.start()
     slot = start(rig, bound(rig, "a", [(0, 8138)], isolation=None))
     assert rig.env(slot)["NVIDIA_GPU_MEMORY_LIMIT"] == "8138"
+    assert rig.env(slot)["CARDWISE_ISOLATION"] == "kernel"
     assert rig.status(0)["isolation"]["memory"] == "kernel"
 
 

@@ -26,6 +26,7 @@ def expected(**others: str) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CARDWISE_MEM_LIMIT_MIB": "8138",
         "CARDWISE_MEM_FRACTION": "0.5000",
+        "CARDWISE_ISOLATION": "advisory",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5000",
         "CUPY_GPU_MEMORY_LIMIT": str(8138 * 1024 * 1024),
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=8138M",  # of no effect where the node has no MPS

@@ -314,6 +314,15 @@ def test_user_variables_never_lift_an_mps_limit(text: str) -> None:
     assert any(LIMIT in text and "replaced" in text for text in warnings)
 
 
+@pytest.mark.parametrize("amounts", [{"gpu_mem": 8138}, {"gpu_count": 1}], ids=["share", "whole"])
+def test_only_the_node_names_the_tier_of_a_container(amounts: dict[str, int]) -> None:
+    pod = pod_demanding("advisory", **amounts)
+    pod["spec"]["containers"][0]["env"] = [{"name": names.ENV_ISOLATION, "value": "kernel"}]
+    after, warnings = admitted(pod, settings=PLAIN)
+    assert names.ENV_ISOLATION not in env(after["spec"]["containers"][0])
+    assert any(names.ENV_ISOLATION in text for text in warnings)
+
+
 def test_copy_without_mps_loses_the_limits() -> None:
     after, _ = admitted(pod_demanding("advisory", gpu_mem=1000, gpu_core=20), settings=PLAIN)
     assert admitted(after, settings=PLAIN)[1] == ()
@@ -330,6 +339,7 @@ def test_copy_without_mps_loses_the_limits() -> None:
         pytest.param({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}, id="cards"),
         pytest.param({"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/tmp/x"}, id="pipe"),
         pytest.param({"name": names.ENV_LIMIT_MIB, "value": "99999"}, id="what it is told"),
+        pytest.param({"name": names.ENV_ISOLATION, "value": "kernel"}, id="tier"),
     ],
 )
 @pytest.mark.parametrize("change", ["instead", "beside"])
