@@ -260,3 +260,25 @@ def test_after_a_reboot_nobody_gets_past_a_manager_that_is_not_up_yet(world):
     rig.mps = HasManager.SEEN
     rig.start()
     rig.kubelet.pre_start(slot)
+
+
+def test_a_container_starts_again_with_its_limit_after_the_reset_of_its_card(world):
+    rig = world.rig.start()
+    slot = start(rig, pod := bound(rig, "a", [(0, 8138)]))
+    before, held = rig.env(slot), rig.agent.grants.list_grants()
+    world.cards[0].dies().says(state=MpsState.DOWN)
+    rig.cards[0] |= {"healthy": False, "reason": "Xid 95"}
+    rig.write_cards()
+    rig.settle()
+    assert "Xid 95" in refused(lambda: rig.kubelet.pre_start(slot))
+    assert rig.agent.grants.list_grants() == held, "the share stays with its pod"
+    start(rig, bound(rig, "b", [(1, 8138)]))
+    rig.cards[0] |= {"healthy": True, "reason": ""}
+    rig.write_cards()
+    rig.settle()
+    assert "is Down, not Ready" in refused(lambda: rig.kubelet.pre_start(slot)), "until its daemon is there again"
+    world.cards[0].runs().says(state=MpsState.READY)
+    rig.kubelet.pre_start(slot)
+    assert rig.env(slot) == before
+    assert before[LIMIT_ENV] == "0=8138M"
+    assert [grant.pod_uid for grant in rig.agent.grants.list_grants()].count(pod["metadata"]["uid"]) == 1

@@ -187,3 +187,46 @@ def test_where_no_card_answers_at_the_start_the_daemon_of_the_node_goes_on(share
     shared.lost.clear()
     shared.wait_ready(1, memory_limit=MiB(8138))
     assert shared.daemon() is before
+
+
+def test_a_drained_card_has_no_process_of_mps_for_its_reset_once_the_manager_has_stopped(pair):
+    """`nvidia-smi --gpu-reset` refuses a GPU that a process uses (docs/reference/cards.md)."""
+    pair.bind("drained", 0, 8138)
+    pair.bind("stays", 1, 4096)
+    pair.start()
+    pair.wait_ready(0, memory_limit=MiB(8138))
+    pair.wait_ready(1)
+    neighbour = pair.daemon(1)
+    pair.end("drained")
+    pair.stop()
+    assert (pair.host.daemons(pair.pipe(0)), pair.servers(0)) == ([], [])
+    assert pair.mode(0) == "Default"
+    pair.bind("next", 0, 9216)
+    pair.start()
+    pair.wait_ready(0, memory_limit=MiB(9216))
+    assert pair.mode(0) == "ExclusiveProcess"
+    assert pair.daemon(1) == neighbour
+
+
+def test_after_a_reset_under_its_pods_a_card_has_mps_again_with_their_limits(pair):
+    """As by a driver that recovers a GPU: what used it is gone, and its compute mode is that of a new GPU."""
+    pair.bind("pod", 0, 8138)
+    pair.bind("neighbour", 1, 4096)
+    pair.start()
+    pair.wait_ready(0, memory_limit=MiB(8138))
+    pair.wait_ready(1, memory_limit=MiB(4096))
+    before, neighbour, client = pair.daemon(0), pair.daemon(1), pair.add_client(1, "neighbour")
+    pair.add_client(0, "pod")
+    pair.lost.add(uuid_of(0))
+    for process in [*pair.servers(0), before]:
+        process.kill()
+    pair.end_clients(0)
+    SimulatedGpus(pair.cards_file).set_compute_mode(uuid_of(0), ComputeMode.DEFAULT)
+    pair.until(lambda: pair.problem(0), "nothing starts there")
+    pair.pass_time(60.0)
+    assert pair.problem(0), "before it answers"
+    pair.lost.clear()
+    pair.wait_ready(0, memory_limit=MiB(8138))
+    assert pair.mode(0) == "ExclusiveProcess"
+    assert pair.send_command("get_default_device_pinned_mem_limit 0") == "8G"
+    assert (pair.daemon(0) != before, pair.daemon(1) == neighbour, client.is_alive()) == (True, True, True)
