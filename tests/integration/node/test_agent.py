@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.mps import MpsState, Status
@@ -39,10 +40,15 @@ print(json.dumps({"share": share, "env": dict(os.environ), "hook": sitecustomize
 """
 
 
+CARDS = 4
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """One real node of two cards with an MPS manager and our image on it, which the webhook takes for the agent."""
-    for cluster in started(SpecOf(nodes=1, mps=True, agent=True)):
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One real node of four cards with an MPS manager and our image on it, which the webhook takes for the agent."""
+    cards = tmp_path_factory.mktemp("cards") / "cards.yaml"
+    cards.write_text(yaml.safe_dump({"default": [{"memoryMiB": 16276}] * CARDS}))
+    for cluster in started(SpecOf(nodes=1, cards=cards, mps=True, agent=True)):
         ready(cluster)
         yield cluster
 
@@ -70,7 +76,9 @@ def state(cluster: Cluster, index: int) -> str:
 
 
 def ready(cluster: Cluster) -> None:
-    cluster.wait(lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "MPS of both cards is ready")
+    cluster.wait(
+        lambda: all(state(cluster, index) == MpsState.READY for index in range(CARDS)), "MPS of all cards is ready"
+    )
 
 
 def home(cluster: Cluster, index: int) -> Path:
@@ -84,19 +92,26 @@ def daemon(cluster: Cluster, index: int) -> Status:
     return daemon_state
 
 
-def app(script: str, mem: int = 4000) -> Json:
-    """A container of our image, which has Python."""
+def app(script: str, mem: int = 4000, **limits: str) -> Json:
+    """A container of our image, which has Python. `limits`: in place of `mem`."""
     return {
         "name": "main",
         "image": IMAGE,
         "imagePullPolicy": "Never",
         "command": ["python3", "-c", script],
-        "resources": {"limits": {names.GPU_MEM: str(mem)}},
+        "resources": {"limits": limits or {names.GPU_MEM: str(mem)}},
         "securityContext": RESTRICTED,
     }
 
 
 STAY = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); time.sleep(3600)"
+
+
+# What a container sees of its share, in a pod with the share agent or without.
+SHOW = """
+import glob, json, os
+print(json.dumps({"env": dict(os.environ), "devices": glob.glob("/dev/nvidia*")}), flush=True)
+"""
 
 
 def stays(name: str, mem: int = 4000, **annotations: str) -> Json:
@@ -154,9 +169,7 @@ def test_a_rolling_restart_of_the_manager_leaves_running_pods_alone(space: Space
     assert held == {0}, "binpack"
     cluster.wait(lambda: state(cluster, 0) == MpsState.DOWN, "it said good-bye")
     process.restart()
-    cluster.wait(
-        lambda: all(state(cluster, index) == MpsState.READY for index in (0, 1)), "the next one has taken over"
-    )
+    ready(cluster)
     assert daemon(cluster, 0).daemon_pid == daemons[0], "the same daemon serves those that run"
     space.create(stays("after"))
     space.running("after")
@@ -166,3 +179,29 @@ def test_a_rolling_restart_of_the_manager_leaves_running_pods_alone(space: Space
             (status["containerID"], 0) for status in old
         ]
         assert all("running" in status["state"] for status in now)
+
+
+def test_a_share_is_limited_beside_a_split_share_a_whole_card_and_a_pod_that_opts_out(space: Space) -> None:
+    """Pods that write nothing but their resources, on one node; the last one opts out."""
+    share = {names.GPU_MEM: "4000"}
+    limits = {
+        "plain": share,
+        "split": {names.GPU_MEM: "8000", names.GPU_COUNT: "2"},
+        "whole": {names.GPU_COUNT: "1"},
+        "opted-out": share,
+    }
+    for name, amounts in limits.items():
+        annotations = {names.ISOLATION: "none"} if name == "opted-out" else {}
+        space.create(workload(name, [app(SHOW + STAY, **amounts)], annotations=annotations))
+    space.running(*limits)
+    seen = {name: json.loads(space.kubectl("logs", name, "-c", "main").splitlines()[0]) for name in limits}
+    held = {name: {share.index for share in assigned(space.get(name)).shares()} for name in limits}
+    for name, shown in seen.items():
+        assert shown["env"][names.ENV_ISOLATION] == ("mps" if name == "plain" else "advisory"), name
+        assert set(shown["devices"]) == {f"/dev/nvidia{index}" for index in held[name]}, name
+        assert shown["env"].get(mps.PIPE_ENV) == (mps.CONTAINER_PIPE if name == "plain" else None), name
+    assert seen["plain"]["env"][mps.LIMIT_ENV] == "0=4000M"
+    assert held["opted-out"] < held["split"], "the others have a card each for themselves"
+    assert len({*held["plain"], *held["split"], *held["whole"]}) == CARDS
+    tiers = {index: resource(space.cluster, index)["status"]["isolation"]["memory"] for index in range(CARDS)}
+    assert {index for index, tier in tiers.items() if tier == "mps"} == held["plain"]
