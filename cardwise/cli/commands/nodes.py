@@ -88,8 +88,9 @@ class ClusterSummary:
 def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     """Show the GPUs of each NODE and what still fits there: MiB, whole free GPUs, fragmentation, isolation, pods.
 
-    CARDS: GPUs that take new pods/all GPUs. LARGEST: the largest share that still fits on one GPU. FRAGMENTED: free MiB
-    that a typical pod cannot use. ISOLATION: what limits the memory of shares. The last line is the whole cluster.
+    GPUS: GPUs that take new pods/all GPUs. FREE-GPUS: those that no pod uses. LARGEST: the largest share that still
+    fits on one GPU. FRAGMENTED: free MiB that a typical pod cannot use. ISOLATION: what limits the memory of shares.
+    The last line is the whole cluster.
     """
     client = options.load_client()
     try:

@@ -1,6 +1,7 @@
 """`cardwise nodes` as golden output."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -42,6 +43,13 @@ def test_the_table(monkeypatch):
         "n2       1/2   11441/22882      0          0        0 (0%)           -          1\n"
         "CLUSTER  3/4   18510/50599      0          12207    5162 (25%)       -          4\n"
     )
+
+
+def test_the_help_names_columns_of_the_table(monkeypatch):
+    heads = run(monkeypatch, lists(configmaps=[HALVES])).stdout.splitlines()[0]
+    named = re.findall(r"\b([A-Z][A-Z-]+): ", run(monkeypatch, lists(), "--help").stdout)
+    assert named
+    assert [name for name in named if name not in re.findall(r"[A-Z-]+", heads)] == []
 
 
 def test_wide_tells_which_cards_and_the_classes(monkeypatch):
