@@ -59,7 +59,6 @@ TESTS = {
         HERE: ["test_two_pods_that_name_one_claim_never_share_it"],
     },
     "Kueue": {HERE: ["test_a_pod_with_the_gate_of_another_project_waits_without_a_claim"]},
-    "autoscalers": {},  # nothing of Cardwise to test: Kubernetes' rule for gated pods
 }
 
 
