@@ -1,4 +1,16 @@
-"""What tests of whole clusters say over and over: make a pod, wait for it, see its card from outside and inside."""
+"""What tests of whole clusters say over and over: make a pod, wait for it, see its card from outside and inside.
+
+The fixture `space` is a namespace of one test: `space.nodes(4)` makes simulated nodes, `space.wait`, `space.placed`,
+`space.refused` and others wait for an event. All of it ends with the test. One deadline, `PATIENCE`, decides how late a
+broken test fails; there is no `time.sleep`, except for the pace of a test.
+
+A file puts back what has no namespace; the fixture `cluster` compares at its end (`untouched`). With
+`flags(cluster, "extender", "--policy=spread")` a part has more options for a while. A test that stops a part starts it
+again and waits until it is ready.
+
+What must not happen is shown by a later event: pods that must wait are refused (`space.refused`), then a later pod that
+fits has its node (`space.put`).
+"""
 
 import functools
 import os

@@ -1,4 +1,15 @@
-"""A real card for some minutes, on a lent machine without a network: `python -m tests.realcard --help`."""
+"""A real card for some minutes, on a lent machine without a network, to which little travels at a time.
+
+Here `pack` writes loads into .lent: our interpreter, and the programs of Kubernetes. There, from the root of the tree,
+one call for each load that travels:
+
+    python3 -m tests.realcard run .lent/1 --out "$OUT" --only tenants speed
+    python3 -m tests.realcard run .lent/2 --out "$OUT" --only               (unpacks)
+    python3 -m tests.realcard run .lent/3 --out "$OUT"                      (with the chart, and the rest)
+
+$OUT has the results of each scenario as soon as it ends. No setting of the machine is changed. `rows` prints the rows
+for docs/measured/gpu.md. With CARDWISE_GPU_DOUBLE=1 all of it runs on doubles.
+"""
 
 import argparse
 import os
@@ -14,7 +25,9 @@ def main() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    described = argparse.ArgumentParser("python -m tests.realcard", description=__doc__)
+    described = argparse.ArgumentParser(
+        "python -m tests.realcard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = described.add_subparsers(required=True, metavar="COMMAND")
 
     pack = verbs.add_parser("pack", help="here: pack what travels into .lent, after `make env` and `make binaries`")
