@@ -191,9 +191,19 @@ def test_a_deployment_with_the_agent_is_scaled_as_one_without_it(space: Space) -
         pod["metadata"]["labels"]["app"]: shareagent.CONTAINER_NAME in running_containers(pod) for pod in space.pods()
     }
     assert agents == {"with": True, "without": False}
-    used = {
-        name: {m["resource"]["name"]: m["resource"]["current"]["averageUtilization"] for m in status["currentMetrics"]}
-        for name, status in scaled().items()
-    }
-    assert used == {"without": {"cpu": 80, "memory": 78}, "with": {"cpu": 76, "memory": 74}}, "of 1050m and of 1088Mi"
+
+    def used() -> dict[str, Json]:
+        """An entry is empty while the autoscaler has no metrics of a new pod."""
+        return {
+            name: {
+                entry["resource"]["name"]: entry["resource"]["current"].get("averageUtilization")
+                for entry in status["currentMetrics"]
+                if "resource" in entry
+            }
+            for name, status in scaled().items()
+        }
+
+    # With the agent: of 1050m and of 1088Mi.
+    expected = {"without": {"cpu": 80, "memory": 78}, "with": {"cpu": 76, "memory": 74}}
+    space.wait(lambda: used() == expected, "the autoscaler sees the agent's requests and its use")
     space.cluster.api.delete(autoscalers)

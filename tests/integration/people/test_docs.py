@@ -46,6 +46,14 @@ ELSEWHERE = {
     "cardwise defrag --fit": "more CPUs than the nodes have here: tests/cli/commands/test_defrag.py",
     "curl --unix-socket": "in a container: node/test_agent.py",
     "python -m cardwise.share": "in a container: tests/share",
+    "cardwise report --prometheus": "a Prometheus: tests/observability/test_recorded_use.py",
+    "cardwise advise -n team-a --prometheus": "as cardwise report",
+    "kubectl -n monitoring port-forward": "as cardwise report",
+    "cardwise advise -n team-a deploy/web": "a workload that computes: chart/test_again.py",
+    "kubectl create configmap tenant": "a real GPU: tests/realcard",
+    "kubectl apply -f examples/isolation": "a real GPU: tests/realcard",
+    "kubectl exec -it victim": "a real GPU: tests/realcard",
+    "kubectl exec neighbour": "a real GPU: tests/realcard",
     "kubectl -n cardwise-system port-forward": "a Service of the chart: chart/test_chart.py, chart/test_metrics.py",
 }
 ANNS_ROLE = "cardwise-inspect-system:serviceaccount:first-hour:ann"
