@@ -278,7 +278,7 @@ class ClusterView:
 
     def _project_limit_range(self, raw: bytes) -> tuple[str, Bounds] | None:
         manifest = _decode_object(wire.trim_object(raw))
-        key = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+        key = _key_of(manifest)
         try:
             return key, limitranges.parse(manifest)
         except (InvalidRequest, InvalidQuantity) as error:
@@ -319,6 +319,11 @@ class _ByNamespace(Generic[T]):
         pass
 
 
+def _key_of(manifest: Json) -> str:
+    """The key of a namespaced object in a reflector."""
+    return f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+
+
 def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
     metadata = decode_namespace(raw).metadata
     return metadata.name, namespaces.read_defaults(metadata.annotations)
@@ -328,8 +333,7 @@ def _project_resource_quota(raw: bytes) -> tuple[str, bool]:
     """The key of a ResourceQuota, and whether it counts GPUs."""
     manifest = _decode_object(wire.trim_object(raw))
     hard = (manifest.get("spec") or {}).get("hard") or {}
-    key = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
-    return key, any(name.startswith(_GPU_QUOTA_KEYS) for name in hard)
+    return _key_of(manifest), any(name.startswith(_GPU_QUOTA_KEYS) for name in hard)
 
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:

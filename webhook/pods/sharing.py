@@ -32,8 +32,7 @@ def mutate(pod: PodUnderReview, context: Context) -> None:
 def validate(pod: PodUnderReview, context: Context) -> None:
     """Refuse a pod without its namespace's demand; where the namespace has a quota on GPUs, a demand of the pod alone.
 
-    For a quota counts what pods request, and not the rest of a GPU that no other namespace can use.
-    Raises InvalidRequest.
+    A quota counts what pods request, and not the rest of a GPU that no other namespace can use. Raises InvalidRequest.
     """
     if not pod.cards:
         return
@@ -43,15 +42,15 @@ def validate(pod: PodUnderReview, context: Context) -> None:
             raise InvalidRequest(FIELD, "is missing, and the namespace requires it", f"write {NAMESPACE}")
         return
     check_share_with(text)
-    if required:
-        return
-    if context.cluster.quotas(context.namespace):
-        quota = "GPUQuota"
-    elif context.cluster.has_gpu_resource_quota(context.namespace):
-        quota = "ResourceQuota"
-    else:
-        quota = None
+    quota = None if required else _quota_kind(context)
     if quota is not None:
         problem = f"the namespace has a {quota}, which does not count the rest of a GPU that others cannot use"
         remedy = "leave it out, or let an administrator set it on the namespace for all its pods"
         raise InvalidRequest(FIELD, problem, remedy)
+
+
+def _quota_kind(context: Context) -> str | None:
+    """The kind of a quota on GPUs in the pod's namespace; None if there is none."""
+    if context.cluster.quotas(context.namespace):
+        return "GPUQuota"
+    return "ResourceQuota" if context.cluster.has_gpu_resource_quota(context.namespace) else None

@@ -34,16 +34,8 @@ def other_constraint(pod: Json) -> str | None:
 def count_conditions(spec: Json) -> int:
     """The number of conditions to check on each node for a pod with this spec. Tolerations are not counted."""
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED_AFFINITY_FIELD) or {}
-    terms = required.get("nodeSelectorTerms") or ()
-    expressions = [
-        expression
-        for term in terms
-        for key in ("matchExpressions", "matchFields")
-        for expression in term.get(key) or ()
-    ]
-    return len(spec.get("nodeSelector") or {}) + sum(
-        1 + len(expression.get("values") or ()) for expression in expressions
-    )
+    conditions = nodeconstraints.conditions_of(required.get("nodeSelectorTerms") or ())
+    return len(spec.get("nodeSelector") or {}) + sum(1 + len(condition.get("values") or ()) for condition in conditions)
 
 
 def eligible_nodes(pod: Json, nodes: Iterable[Json]) -> frozenset[str]:

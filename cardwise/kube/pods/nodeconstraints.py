@@ -4,7 +4,7 @@ Implements these rules of kube-scheduler for the extender, the webhook and the c
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
 from cardwise.core.values.decoded import Json
@@ -188,9 +188,14 @@ def count_affinity_conditions(spec: Json) -> int:
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = (affinity.get(REQUIRED_AFFINITY_FIELD) or {}).get("nodeSelectorTerms") or ()
     preferred = [entry.get("preference") or {} for entry in affinity.get(_PREFERRED_AFFINITY_FIELD) or ()]
-    return sum(
-        len(term.get("matchExpressions") or ()) + len(term.get("matchFields") or ()) for term in (*required, *preferred)
-    )
+    return len(conditions_of(required)) + len(conditions_of(preferred))
+
+
+def conditions_of(terms: Iterable[Json]) -> list[Json]:
+    """The conditions of all terms of a node affinity, on labels and on the node's name."""
+    return [
+        condition for term in terms for key in ("matchExpressions", "matchFields") for condition in term.get(key) or ()
+    ]
 
 
 def constraints_of(spec: Json) -> NodeConstraints:
