@@ -1,5 +1,6 @@
 """Reads Prometheus by its HTTP API: https://prometheus.io/docs/prometheus/latest/querying/api/."""
 
+import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
@@ -109,3 +110,8 @@ class Prometheus:
         except (msgspec.MsgspecError, ValueError):
             problem = f"status {response.status}, and not an answer of Prometheus' API: check the URL"
         raise click.ClickException(f"Prometheus at {self._url}: {wording.sanitize_message(problem, _MAX_MESSAGE)}")
+
+
+def namespace_selector_suffix(namespace: str) -> str:
+    """The selector behind the name of a metric, for the series of a namespace; "" for those of all namespaces."""
+    return f"{{namespace={json.dumps(namespace)}}}" if namespace else ""

@@ -4,12 +4,11 @@ The rules record the state of each workload. A sum over time takes it every five
 8,000 MiB at 24 of these times, which is two hours: 16,000 MiB-hours.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cardwise.cli.cluster.prometheus import Prometheus
+from cardwise.cli.cluster.prometheus import Prometheus, namespace_selector_suffix
 
 _STEP_SECONDS: Final = 300
 _HOUR_SECONDS: Final = 3600
@@ -61,7 +60,7 @@ def read_totals(prometheus: Prometheus, labels: Sequence[str], namespace: str, s
             for sample in prometheus.query(sums, now)
         }
 
-    selector = f"{{namespace={json.dumps(namespace)}}}" if namespace else ""
+    selector = namespace_selector_suffix(namespace)
     granted, gpus, used, idle, unknown = (
         read_hours(f"{_RULE_PREFIX}_{name}{selector}", labels)
         for name in (

@@ -6,13 +6,12 @@ its use was unknown in the step before the ten, it has been idle for at least 18
 part only. A gap that is shorter than a step is not noticed.
 """
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from cardwise.cli.cluster.prometheus import Prometheus, Sample
+from cardwise.cli.cluster.prometheus import Prometheus, Sample, namespace_selector_suffix
 from cardwise.cli.cluster.usagehistory import UsageHistory
 from cardwise.gpus.usagereport import ContainerUsage, UsageReport
 
@@ -51,8 +50,8 @@ class _Period(NamedTuple):
 def read_peaks(prometheus: Prometheus, namespace: str, seconds: float) -> UsageHistory:
     """The memory that containers of a namespace have used, also of ended ones. Raises ClickException."""
     period = _read_period(prometheus, seconds)
-    granted = f"{_METRIC_PREFIX}memory_granted_bytes{_selector_suffix(namespace)}"
-    peak = f"{_METRIC_PREFIX}memory_peak_bytes{_selector_suffix(namespace)}"
+    granted = f"{_METRIC_PREFIX}memory_granted_bytes{namespace_selector_suffix(namespace)}"
+    peak = f"{_METRIC_PREFIX}memory_peak_bytes{namespace_selector_suffix(namespace)}"
     present = {_key(sample.labels) for sample in prometheus.query(_group(granted), period.end)}
     recorded = prometheus.query(_group(f"last_over_time({granted}[{period.seconds}s])"), period.end)
     series = prometheus.query_range(
@@ -75,8 +74,8 @@ def read_peaks(prometheus: Prometheus, namespace: str, seconds: float) -> UsageH
 def read_idle_times(prometheus: Prometheus, namespace: str, seconds: float) -> UsageHistory:
     """How long containers have not computed; "" for those of all namespaces. Raises ClickException."""
     period = _read_period(prometheus, seconds)
-    granted = f"{_METRIC_PREFIX}memory_granted_bytes{_selector_suffix(namespace)}"
-    busy = f"{_METRIC_PREFIX}sm_busy_seconds_total{_selector_suffix(namespace)}"
+    granted = f"{_METRIC_PREFIX}memory_granted_bytes{namespace_selector_suffix(namespace)}"
+    busy = f"{_METRIC_PREFIX}sm_busy_seconds_total{namespace_selector_suffix(namespace)}"
     shares = _mib_by_key(prometheus.query(_group(granted), period.end))
     known = {_key(sample.labels) for sample in prometheus.query(_group(busy), period.end)}
     series = prometheus.query_range(
@@ -117,10 +116,6 @@ def _read_period(prometheus: Prometheus, seconds: float) -> _Period:
     minutes = math.ceil(seconds / _MAX_STEPS / _MINUTE_SECONDS)
     step = max(_MIN_STEP_SECONDS, minutes * _MINUTE_SECONDS)
     return _Period(prometheus.read_time(), step, max(step, int(seconds)))
-
-
-def _selector_suffix(namespace: str) -> str:
-    return f"{{namespace={json.dumps(namespace)}}}" if namespace else ""
 
 
 def _group(expression: str) -> str:
